@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from infer.kernels.ops.bitpack import LEVELS
+from infer.onnx.decompositions import TABLE_EMBEDDING, TABLE_LINEAR
 from infer.onnx.layers.operands import KEEP_VALUES
 from infer.onnx.rewrite import DOMAIN, RewriteResult
 
@@ -64,8 +65,8 @@ class LayerConverter:
             "linear_int8": self._dynamic,
             "linear_int8_weight": self._weight_only,
             "linear_int8_static": self._static,
-            "linear_lut": self._table,
-            "embedding_lut": self._embedding,
+            TABLE_LINEAR: self._table,
+            TABLE_EMBEDDING: self._embedding,
             "conv2d_int8": self._conv,
             "conv2d_int8_weight": self._conv,
             "conv2d_int8_static": self._static_conv,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from infer.kernels.ops.bitpack import LEVELS, TABLE_ROWS, bits_of, group_of, unpack
+from infer.kernels.ops.bitpack import LEVELS, TABLE_ROWS, bits_of, unpack
 from infer.kernels.ops.linear_packed import rounded_table
 from infer.onnx.layers.operands import uniform_step
 
@@ -46,10 +46,10 @@ def table_coded(packed: Sequence[Any], kind: Any, *, folded: bool = False) -> tu
     """
     from openvino import opset13 as ops
 
-    codes, table, scale, row_scale = map(stored, packed)
+    codes, scale, table, row_scale = map(stored, packed)
     numbers = torch.from_numpy(table.astype(np.float32))
     bits, (rows, groups) = bits_of(numbers), scale.shape
-    group = group_of(torch.from_numpy(codes), numbers, torch.from_numpy(scale))
+    group = codes.shape[1] * 8 // bits // groups
     index = unpack(torch.from_numpy(codes), bits).numpy()
     step = uniform_step(table.astype(np.float32))
     if step is not None:

@@ -247,14 +247,14 @@ def sampling_microseconds() -> dict[str, int]:
 def launch_microseconds() -> dict[str, float]:
     """Return the time that Python and launches take for one small table layer, and for the 112 of a 1B step."""
     from infer.kernels.ops.bitpack import pack
+    from infer.kernels.ops.coded_weight import CodedWeight
 
     device = _device()
     codes = pack(torch.randint(0, 16, (64, 64), dtype=torch.uint8), 4).to(device)
     table, scale = torch.randn(1, 16, device=device), torch.ones(64, 1, dtype=torch.int8, device=device)
     x = torch.randn(5, 64, device=device, dtype=torch.bfloat16)
-    each = _microseconds(
-        lambda: torch.ops.infer.linear_lut(x, codes, table, scale, torch.ones(64, device=device))
-    )
+    weight = CodedWeight(codes, scale, table, super_scale=torch.ones(64, device=device))
+    each = _microseconds(lambda: torch.ops.infer.linear_codes(x, *weight))
     return {"one layer": each, "step of 112 layers, ms": round(each * 112 / 1e3, 1)}
 
 
@@ -262,15 +262,16 @@ def launch_microseconds() -> dict[str, float]:
 def first_call_seconds() -> dict[int, float]:
     """Return what the first call of each number of rows costs: a request pays for its kernels unless they are warm."""
     from infer.kernels.ops.bitpack import pack
+    from infer.kernels.ops.coded_weight import CodedWeight
 
     device = _device()
     codes = pack(torch.randint(0, 16, (256, 512), dtype=torch.uint8), 4).to(device)
     table, scale = torch.randn(1, 16, device=device), torch.ones(256, 8, dtype=torch.int8, device=device)
-    found = {}
+    weight, found = CodedWeight(codes, scale, table, super_scale=torch.ones(256, device=device)), {}
     for rows in (1, 4, 16, 64, 512):
         x = torch.randn(rows, 512, device=device, dtype=torch.bfloat16)
         began = time.perf_counter()
-        torch.ops.infer.linear_lut(x, codes, table, scale, torch.ones(256, device=device))
+        torch.ops.infer.linear_codes(x, *weight)
         _sync()
         found[rows] = round(time.perf_counter() - began, 3)
     return found

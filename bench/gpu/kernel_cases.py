@@ -18,29 +18,30 @@ from infer.attention import triton as paged
 from infer.kernels.gpu import embedding, epilogue, experts, state_space
 from infer.kernels.gpu.groupwise import (
     groupwise_decode,
+    groupwise_experts,
+    groupwise_gemm,
     groupwise_gemv,
-    linear_experts_groupwise,
-    linear_groupwise,
 )
 from infer.kernels.gpu.int8 import int8_gemm, int8_gemv, int8_quantize, w8a16_gemv
 from infer.kernels.gpu.lut import fragment_gemm, lut4_int8_gemv, lut_decode, lut_gemm, lut_gemv
 from infer.kernels.ops import linear_lut4_fragments
+from infer.kernels.ops.coded_weight import CodedWeight
 from infer.kernels.passes.rotary.form import HALVES, INTERLEAVED, RotaryForm
 
 N, K, GROUP = 14336, 4096, 64
 MODULES: tuple[Any, ...] = (
-    embedding, epilogue, experts, state_space, groupwise_decode, groupwise_gemv, linear_groupwise,
-    linear_experts_groupwise, int8_quantize,
+    embedding, epilogue, experts, state_space, groupwise_decode, groupwise_gemv, groupwise_gemm,
+    groupwise_experts, int8_quantize,
     int8_gemv, int8_gemm, w8a16_gemv, lut4_int8_gemv, lut_decode, lut_gemv, lut_gemm, fragment_gemm,
     _triton_attend, _triton_rotary, _triton_write,
 )  # fmt: skip
 
 
-def _lut(bits: int) -> tuple[torch.Tensor, ...]:
+def _lut(bits: int) -> CodedWeight:
     codes = torch.empty((N, K * bits // 8), dtype=torch.uint8, device="meta")
     table = torch.empty((1 if bits == 4 else N // 32, 2**bits), device="meta")
     scale = torch.empty((N, K // GROUP), dtype=torch.int8, device="meta")
-    return codes, table, scale, torch.empty(N, device="meta")
+    return CodedWeight(codes, scale, table, super_scale=torch.empty(N, device="meta"))
 
 
 def _x(rows: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -79,7 +80,7 @@ def _attend(kind: str, batch: int, tokens: int = 1, rotation: RotaryForm | None 
 
 
 def _lut4_int8(rows: int) -> None:
-    codes, table, scale, row_scale = _lut(4)
+    codes, table, scale, row_scale = _lut(4).lut_tensors()
     lut4_int8_gemv.linear(_x(rows), codes, table.to(torch.int8), scale, row_scale, split=1)
 
 
@@ -105,14 +106,14 @@ def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def _groupwise(bits: int, rows: int = N) -> groupwise_decode.Operands:
+def _groupwise(bits: int, rows: int = N) -> CodedWeight:
     """Return the operands of Q4_K or, for 8 bits, of Q6_K."""
     group = 32 if bits == 4 else 16
     factors, supers = _meta(rows, K // group, dtype=torch.int8), _meta(rows, K // 256, dtype=torch.float16)
     if bits == 8:
-        return groupwise_decode.Operands(_int8(), factors, None, None, supers, None)
+        return CodedWeight(_int8(), factors, None, None, supers, None)
     codes, table = _meta(rows, K // 2, dtype=torch.uint8), _meta(1, 16, dtype=torch.float32)
-    return groupwise_decode.Operands(codes, factors, table, factors, supers, supers)
+    return CodedWeight(codes, factors, table, factors, supers, supers)
 
 
 def _experts(kind: str, rows: int) -> None:
@@ -121,14 +122,15 @@ def _experts(kind: str, rows: int) -> None:
     if kind == "lut4":
         codes, table = _meta(8 * N, K // 2, dtype=torch.uint8), _meta(1, 16, dtype=torch.float32)
         scale, row_scale = _meta(8 * N, K // 64, dtype=torch.int8), _meta(8 * N, dtype=torch.float32)
-        experts.linear_experts_lut(_x(rows), expert, codes, table, scale, row_scale, N, 2)
+        weight = CodedWeight(codes, scale, table, super_scale=row_scale)
+        experts.linear_experts_codes(_x(rows), expert, *weight, N, 2)
     elif kind == "int8":
         codes, scale = _meta(8 * N, K, dtype=torch.int8), _meta(8 * N, dtype=torch.float32)
         experts._multiply(
             _x(rows, torch.int8), _meta(rows, dtype=torch.float32), expert, codes, scale, N, 2, False, torch.bfloat16
         )  # fmt: skip
     elif kind == "groupwise":
-        linear_experts_groupwise.linear_experts_groupwise(_x(rows), expert, *_groupwise(4, 8 * N), N, 2)
+        experts.linear_experts_codes(_x(rows), expert, *_groupwise(4, 8 * N), N, 2)
     else:
         experts.linear_experts(_x(rows), expert, _meta(8, N, K), 2)
 
@@ -161,15 +163,15 @@ ROTATIONS = (
 )
 # Kernel → (name of its function, a call that launches it).
 CASES: dict[str, tuple[str, Callable[[], object]]] = {
-    "lut4 rows, 1": ("_rows", lambda: lut_gemv.linear(_x(1), *_lut(4), split=1)),
-    "lut4 rows, 4": ("_rows", lambda: lut_gemv.linear(_x(4), *_lut(4), split=1)),
+    "lut4 rows, 1": ("_rows", lambda: lut_gemv.linear(_x(1), _lut(4), split=1)),
+    "lut4 rows, 4": ("_rows", lambda: lut_gemv.linear(_x(4), _lut(4), split=1)),
     "lut4_int8 rows, 1": ("_rows", lambda: _lut4_int8(1)),
     "lut4_int8 rows, 8": ("_rows", lambda: _lut4_int8(8)),
     **{f"{kind} fragments, {rows}": ("_gemm", functools.partial(_fragments, rows, kind)) for kind, rows in FRAGMENTS},
-    "lut4 tiles, 16": ("_tiles", lambda: lut_gemm.linear(_x(16), *_lut(4), split=1)),
-    "lut4 tiles, 64": ("_tiles", lambda: lut_gemm.linear(_x(64), *_lut(4), split=1)),
-    "lut3 rows, 1": ("_rows", lambda: lut_gemv.linear(_x(1), *_lut(3), split=1)),
-    "lut4 decode": ("_decode", lambda: lut_decode.decode(*_lut(4), torch.bfloat16)),
+    "lut4 tiles, 16": ("_tiles", lambda: lut_gemm.linear(_x(16), _lut(4), split=1)),
+    "lut4 tiles, 64": ("_tiles", lambda: lut_gemm.linear(_x(64), _lut(4), split=1)),
+    "lut3 rows, 1": ("_rows", lambda: lut_gemv.linear(_x(1), _lut(3), split=1)),
+    "lut4 decode": ("_decode", lambda: lut_decode.decode(_lut(4), torch.bfloat16)),
     "int8 rows, 1": ("_rows", lambda: int8_gemv.linear(_x(1, torch.int8), _int8(), 1)),
     "int8 tiles, 64": ("_tiles", lambda: int8_gemm.products(_x(64, torch.int8), _int8(), 1)),
     "int8 weight rows, 1": ("_rows", lambda: w8a16_gemv.linear(_x(1), _int8(), _scales(), split=1)),
@@ -178,7 +180,7 @@ CASES: dict[str, tuple[str, Callable[[], object]]] = {
     "quantize rows": ("_quantize", lambda: int8_quantize.quantize_rows(_x(1), None)),
     "groupwise 4-bit rows, 1": ("_rows", lambda: groupwise_gemv.linear(_x(1), _groupwise(4), split=1)),
     "groupwise int8 rows, 1": ("_rows", lambda: groupwise_gemv.linear(_x(1), _groupwise(8), split=1)),
-    "groupwise 4-bit tiles, 16": ("_tiles", lambda: linear_groupwise.tiles(_x(16), _groupwise(4), split=1)),
+    "groupwise 4-bit tiles, 16": ("_tiles", lambda: groupwise_gemm.linear(_x(16), _groupwise(4), split=1)),
     "groupwise 4-bit decode": ("_decode", lambda: groupwise_decode.decode(_groupwise(4), torch.bfloat16)),
     "experts lut4, 1": ("_lut", lambda: _experts("lut4", 1)),
     "experts lut4, 512": ("_lut", lambda: _experts("lut4", 512)),

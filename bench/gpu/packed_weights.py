@@ -9,11 +9,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from infer.kernels.gpu import kernel_thresholds
+from infer.kernels.gpu import kernel_thresholds, linear_codes
 from infer.kernels.gpu.int8 import int8_gemm, int8_gemv
 from infer.kernels.gpu.int8 import linear_int8 as int8
-from infer.kernels.gpu.lut import linear_lut, lut4_int8_gemv, lut_gemm, lut_gemv
+from infer.kernels.gpu.lut import lut4_int8_gemv, lut_gemm, lut_gemv
 from infer.kernels.ops import bitpack, linear_int8, linear_lut4_fragments
+from infer.kernels.ops.coded_weight import CodedWeight
 from infer.kernels.ops.linear_fp8 import to_float8
 
 OPS = torch.ops.infer
@@ -48,51 +49,52 @@ class Weight:
     """A packed weight on the GPU; `op(x, *tensors, bias)` multiplies by it."""
 
     op: Callable[..., Tensor]
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[Tensor | None, ...]
     exact: Callable[[Tensor], Tensor]  # float64 [M, K] → [M, N], by definition
 
     @property
     def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors)
+        return sum(tensor.nbytes for tensor in self.tensors if tensor is not None)
 
     def run(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return self.op(x, *self.tensors, bias)
 
     def copy(self) -> Weight:
-        return replace(self, tensors=tuple(tensor.clone() for tensor in self.tensors))
+        return replace(self, tensors=tuple(None if t is None else t.clone() for t in self.tensors))
 
 
-def _lut(bits: int, n: int, k: int) -> Weight:
+def _coded(bits: int, n: int, k: int) -> CodedWeight:
     tables = -(-n // bitpack.TABLE_ROWS) if bits != 4 else 1
     codes = torch.randint(0, 256, (n, k * bits // 8), dtype=torch.uint8, device="cuda")
     table = torch.rand(tables, 2**bits, device="cuda").mul(2).sub(1).sort(1).values
     scale = torch.randint(-127, 128, (n, k // 64), dtype=torch.int8, device="cuda")
-    tensors = codes, table, scale, torch.rand(n, device="cuda") + 0.1
+    return CodedWeight(codes, scale, table, super_scale=torch.rand(n, device="cuda") + 0.1)
 
-    def exact(x: Tensor) -> Tensor:
-        return x @ bitpack.decode(*tensors, bitpack.tables_of_rows(n, table)).double().t()
 
-    return Weight(OPS.linear_lut, tensors, exact)
+def _lut(bits: int, n: int, k: int) -> Weight:
+    weight = _coded(bits, n, k)
+    return Weight(OPS.linear_codes, weight, lambda x: x @ weight.decode().double().t())
 
 
 def _fragments(uniform: bool, n: int, k: int) -> Weight:
-    codes, table, scale, row_scale = _lut(4, n, k).tensors
+    portable = _coded(4, n, k)
     if uniform:
-        table = (torch.arange(16.0, device="cuda")[None] - 8) / 8
-    weight = bitpack.decode(codes, table, scale, row_scale, None)
+        portable = portable._replace(table=(torch.arange(16.0, device="cuda")[None] - 8) / 8)
+    weight = portable.decode()
 
     def run(x: Tensor, *operands: Tensor | None) -> Tensor:
         return OPS.linear_lut4_fragments(x, *operands, n, uniform)
 
-    packed = linear_lut4_fragments.pack(codes, table, scale, row_scale, uniform)
+    packed = linear_lut4_fragments.pack(portable, uniform)
     return Weight(run, packed, lambda x: x @ weight.double().t())
 
 
 def _lut4_int8(n: int, k: int) -> Weight:
-    weight = _lut(4, n, k)
-    codes, table, scale, row_scale = weight.tensors
+    weight = _coded(4, n, k)
+    codes, table, scale, row_scale = weight.lut_tensors()
     rounded, packed_scale = lut4_int8_gemv.pack(table, row_scale)
-    return Weight(lut4_int8_gemv.linear, (codes, rounded, scale, packed_scale), weight.exact)
+    operands = (codes, rounded, scale, packed_scale)
+    return Weight(lut4_int8_gemv.linear, operands, lambda x: x @ weight.decode().double().t())
 
 
 def _int8(kind: str, n: int, k: int) -> Weight:
@@ -137,17 +139,16 @@ KINDS: dict[str, tuple[float, Callable[[int, int], Weight]]] = {
 
 def crossover_of(kind: str, n: int = 8192, k: int = 8192) -> kernel_thresholds.Crossover:
     """Measure the three paths of `lut4` or `int8` on one layer, and keep where they cross for this GPU."""
-    weight = KINDS[kind][1](n, k)
     if kind == "int8":
-        tensors, dtype = weight.tensors[:1], torch.int8
+        operand, dtype = KINDS[kind][1](n, k).tensors[0], torch.int8
         paths = {"rows": int8_gemv.linear, "tiles": int8_gemm.products, "library": int8.library}
     else:
-        tensors, dtype = weight.tensors, torch.bfloat16
-        paths = {"rows": lut_gemv.linear, "tiles": lut_gemm.linear, "library": linear_lut.multiply_decoded}
+        operand, dtype = _coded(int(kind.removeprefix("lut")), n, k), torch.bfloat16
+        paths = {"rows": lut_gemv.linear, "tiles": lut_gemm.linear, "library": linear_codes.multiply_decoded}
 
     def call(path: Callable[..., Tensor], rows: int) -> Callable[[], Tensor]:
         x = torch.randn(rows, k, device="cuda").to(dtype)
-        return lambda: path(x, *tensors)
+        return lambda: path(x, operand)
 
     device = torch.device("cuda", torch.cuda.current_device())
     return kernel_thresholds.measure(

@@ -22,6 +22,7 @@ from infer import kernels, plugins
 from infer.kernels import cpu
 from infer.kernels.cpu.large_pages import LargePages
 from infer.kernels.ops import bitpack, linear_packed
+from infer.kernels.ops.coded_weight import CodedWeight
 from infer.kernels.passes.fused_program import partition
 from infer.library_errors import quiet
 from infer.plan import Plan
@@ -46,9 +47,9 @@ def missing() -> str | None:
 def lut4(weight: Tensor, x: Tensor, copies: int) -> Ours:
     """Return nf4 with scales of 64 columns: weight float32 [N, K], x float32 [M, K]."""
     portable = _nf4(weight)
-    packed = _laid(cpu.pack_lut4(*portable), copies)
+    packed = _laid(cpu.pack_lut4(portable), copies)
     op, features = torch.ops.infer.linear_lut4_packed.default, weight.shape[0]
-    twin, num_bytes = (lambda: linear_packed.lut4_twin(x, *portable)), _bytes(packed[0])
+    twin, num_bytes = (lambda: linear_packed.lut4_twin(x, portable)), _bytes(packed[0])
     if copies > 1 and weight.shape[0] == weight.shape[1]:
         graph = _compiled(_Layers(packed, features), x)
         return Ours(
@@ -103,10 +104,10 @@ def _compiled(module: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 @functools.lru_cache(maxsize=1)
-def _nf4(weight: Tensor) -> tuple[Tensor, ...]:
+def _nf4(weight: Tensor) -> CodedWeight:
     """Quantize once for all batch sizes (tensors are hashed by identity)."""
     parts = plugins.get("infer.compress.formats", "nf4").quantize(weight, None, Plan(source="", quant="nf4"))
-    return tuple(parts[name] for name in ("codes", "table", "scale", "row_scale"))
+    return CodedWeight.of(parts)
 
 
 def int8(weight: Tensor, x: Tensor, copies: int) -> Ours:

@@ -180,7 +180,9 @@ def packed_bytes(folder: Path) -> int:
     shapes = (
         part
         for layer in layers
-        for part in weight_layout.groupwise_shapes(cpu.blocks(layer.rows), layer).values()
+        for part in weight_layout.operand_shapes(
+            weight_layout.GROUPWISE, layer, cpu.blocks(layer.rows)
+        ).values()
     )
     return sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes)
 

@@ -26,6 +26,7 @@ from infer.export.gguf_writer import encode
 from infer.export.packed_linears import carried as carry_packed
 from infer.export.packed_linears import quantized
 from infer.export.stored_rows import error_text
+from infer.kernels.ops.coded_weight import rows_of
 from infer.load.gguf.block_types import BLOCK_TYPES, BlockType
 from infer.load.weights import StoredCodes, in_memory
 from infer.plan import Plan
@@ -144,11 +145,6 @@ def finite_blocks(kind: BlockType, count: int) -> np.ndarray:
         seed += 1
         raw[bad] = random_blocks(kind, int(bad.sum()), seed)
     return raw.numpy()
-
-
-def rows_of(tensors: dict[str, Tensor], start: int, stop: int) -> dict[str, Tensor]:
-    """Return rows of the tensors of `keep`."""
-    return {name: part if name in keep.SHARED else part[start:stop] for name, part in tensors.items()}
 
 
 def packed_form(codes: StoredCodes, weight: Tensor) -> str:

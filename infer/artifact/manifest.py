@@ -18,7 +18,7 @@ from ..results import ScoresOnly
 from ..sanitize import sanitize_values
 from ..spec import NAMES, Choice, Finding, Joins, LayerChoice, TensorSpec
 
-FORMAT = 3  # the only one that is read: others lack what decides
+FORMAT = 4  # the only one that is read: others lack what decides
 MANIFEST = "manifest.json"
 REPORT = "report.json"
 MAX_BYTES, MAX_NAME = 1 << 27, 255

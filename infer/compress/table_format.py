@@ -6,12 +6,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from ..kernels.ops.bitpack import FINE, GROUP, decode, pack, tables_of_rows
+from ..kernels.ops.bitpack import FINE, GROUP, pack
 from ..plan import Plan
 from .calibration.coordinate_descent import FEWEST_ROWS, refine
 from .calibration.gptq import fit_with_feedback
@@ -21,7 +21,6 @@ from .quantizer import Stats
 
 BITS = 4
 OPTIONS = ("", str(FINE))
-PARTS = ("codes", "table", "scale", "row_scale")
 PRECISION_CLASS = "4bit"
 WEIGHT_ONLY = frozenset(OPTIONS)
 NEEDS_STATS: frozenset[str] = frozenset()
@@ -42,12 +41,12 @@ def quantize_with(
 ) -> dict[str, Tensor]:
     """Quantize float [N, K] with a table of 16 values.
 
-    Returns codes uint8 [N, K/2], table [1, 16], scale int8 [N, K/group], row_scale float32 [N].
+    Returns codes uint8 [N, K/2], table [1, 16], scale int8 [N, K/group], super_scale float32 [N].
     """
     table = torch.tensor([values], dtype=torch.float32)
     group = int(plan.quant_option or GROUP)
     codes, scale, row_scale = fit_calibrated(weight.float(), table, stats, group)
-    return {"codes": pack(codes, BITS), "table": table, "scale": scale, "row_scale": row_scale}
+    return {"codes": pack(codes, BITS), "table": table, "scale": scale, "super_scale": row_scale}
 
 
 def fit_calibrated(
@@ -63,21 +62,3 @@ def fit_calibrated(
             codes, scale = refine(weight, table, factors, codes, scale, row_scale)
         return codes, scale, row_scale
     return fit(weight, table, importance, group)
-
-
-def dequantize(tensors: Mapping[str, Tensor]) -> Tensor:
-    tables = tables_of_rows(tensors["codes"].shape[0], tensors["table"])
-    return decode(tensors["codes"], tensors["table"], tensors["scale"], tensors["row_scale"], tables)
-
-
-def linear(x: Tensor, tensors: Mapping[str, Tensor], bias: Tensor | None) -> Tensor:
-    return torch.ops.infer.linear_lut(x, *(tensors[name] for name in PARTS), bias)
-
-
-def experts(x: Tensor, expert: Tensor, tensors: Mapping[str, Tensor], features: int, top_k: int) -> Tensor:
-    parts = (tensors[name] for name in PARTS)
-    return torch.ops.infer.linear_experts_lut(x, expert, *parts, features, top_k)
-
-
-def embedding(ids: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-    return torch.ops.infer.embedding_lut(ids, *(tensors[name] for name in PARTS))

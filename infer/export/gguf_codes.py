@@ -47,9 +47,9 @@ def carry(codes: StoredCodes, only: str = "") -> CarriedCodes | str:
         if (found := _compared(kind, codes)).worst <= BOUND:
             return CarriedCodes(kind, found.error, codes)
     table = f"a table of {len(first.table)} values" if first.table else "integers"
-    minima = " with minima" if first.minima() is not None else ""
+    minima = " with minima" if first.coded.minimum is not None else ""
     what = f"type {only}" if only else "no type of GGUF"
-    return f"{what} holds {table}{minima} in groups of {first.group}"
+    return f"{what} holds {table}{minima} in groups of {first.coded.group}"
 
 
 def _compared(kind: str, codes: StoredCodes) -> Difference:
@@ -58,7 +58,7 @@ def _compared(kind: str, codes: StoredCodes) -> Difference:
     for index in blocks_of(*codes.shape):
         rows = rows_at(codes, index)
         raw = _encode(kind, rows).reshape(-1, block.num_bytes)
-        found.add(block.decode(raw).reshape(len(index), -1), rows.weight())
+        found.add(block.decode(raw).reshape(len(index), -1), rows.coded.decode())
         if not found.worst <= BOUND:
             break
     return found
@@ -66,8 +66,8 @@ def _compared(kind: str, codes: StoredCodes) -> Difference:
 
 def _candidates(rows: StoredRows) -> Iterator[str]:
     """Yield the types that may hold such rows, smallest first."""
-    table, minimum, group = rows.table, "minimum" in rows.parts, rows.group
-    supers = rows.columns % SUPER == 0 and rows.parts["scale"].dtype == torch.int8 and group < SUPER
+    table, minimum, group = rows.table, rows.coded.minimum is not None, rows.coded.group
+    supers = rows.coded.columns % SUPER == 0 and rows.coded.scale.dtype == torch.int8 and group < SUPER
     whole = group % BLOCK == 0
     if supers:
         yield from _SUPER_TYPES.get((table, minimum, group), ())
@@ -113,7 +113,7 @@ def _multiple_of(table: tuple[float, ...], wanted: tuple[float, ...]) -> bool:
 def _encode(kind: str, rows: StoredRows) -> Tensor:
     """Return the bytes of rows in a type, uint8 [rows, bytes]."""
     raw = BLOCK_TYPES[kind].join(_PARTS[kind](rows) if kind in _PARTS else _as_stored(rows))
-    return raw.reshape(len(rows.parts["codes"]), -1)
+    return raw.reshape(rows.coded.num_rows, -1)
 
 
 def _as_stored(rows: StoredRows) -> Parts:
@@ -121,14 +121,14 @@ def _as_stored(rows: StoredRows) -> Parts:
     codes = rows.codes().reshape(-1, SUPER)
     return {"codes": codes} | {
         name: part.reshape(len(codes), -1)
-        for name, part in rows.parts.items()
-        if name not in ("codes", "table")
+        for name, part in rows.coded._asdict().items()
+        if part is not None and name not in ("codes", "table")
     }
 
 
 def _by_blocks(rows: StoredRows, codes: Tensor, scale: Tensor, minimum: Tensor | None = None) -> Parts:
     """Return blocks of 32 codes; scales and minima [rows, groups] repeated for each."""
-    times = rows.group // BLOCK
+    times = rows.coded.group // BLOCK
     found = {"codes": codes.reshape(-1, BLOCK)}
     for name, values in (("scale", scale), ("minimum", minimum)):
         if values is not None:
@@ -139,37 +139,37 @@ def _by_blocks(rows: StoredRows, codes: Tensor, scale: Tensor, minimum: Tensor |
 def _table_blocks(rows: StoredRows) -> Parts:
     grid = rows.grid()
     unit = grid[0] if grid is not None else rows.table[-1] / _IQ4[-1]
-    return _by_blocks(rows, rows.codes(), rows.steps() * unit)
+    return _by_blocks(rows, rows.codes(), rows.coded.steps() * unit)
 
 
 def _float4_blocks(rows: StoredRows) -> Parts:
-    return _by_blocks(rows, rows.codes(), rows.steps() * (rows.table[-1] / _E2M1[-1]))
+    return _by_blocks(rows, rows.codes(), rows.coded.steps() * (rows.table[-1] / _E2M1[-1]))
 
 
 def _grid_blocks(rows: StoredRows) -> Parts:
     unit, zero = rows.grid() or (1.0, 0.0)
-    steps, minima = rows.steps() * unit, rows.minima()
+    steps, minima = rows.coded.steps() * unit, rows.coded.minima()
     least = steps * -zero
     return _by_blocks(rows, rows.codes(), steps, least if minima is None else least + minima)
 
 
 def _integer_blocks(rows: StoredRows, zero: int = 0) -> Parts:
     codes, unit = rows.integers() or (rows.codes(), 1.0)
-    return _by_blocks(rows, codes.clamp(-128, 127) + zero, rows.steps() * unit, rows.minima())
+    return _by_blocks(rows, codes.clamp(-128, 127) + zero, rows.coded.steps() * unit, rows.coded.minima())
 
 
 def _q6_k(rows: StoredRows) -> Parts:
     codes, unit = rows.integers() or (rows.codes(), 1.0)
-    scale = rows.parts["scale"].repeat_interleave(rows.group // 16, 1)
+    scale = rows.coded.scale.repeat_interleave(rows.coded.group // 16, 1)
     return {
         "codes": codes.reshape(-1, SUPER).to(torch.int16) + 32,
         "scale": scale.reshape(-1, SUPER // 16),
-        "super_scale": (rows.parts["super_scale"].float() * unit).reshape(-1, 1),
+        "super_scale": (rows.super_scales() * unit).reshape(-1, 1),
     }
 
 
 def _ternary_blocks(rows: StoredRows) -> Parts:
-    scale = rows.steps().repeat_interleave(rows.group // SUPER, 1)
+    scale = rows.coded.steps().repeat_interleave(rows.coded.group // SUPER, 1)
     return {"codes": rows.codes().reshape(-1, SUPER), "scale": scale.reshape(-1, 1)}
 
 

@@ -111,13 +111,13 @@ def carried(codes: StoredCodes, only: int = 0) -> tuple[PackedLinear, float] | s
         return codes.refused
     first = rows_at(codes, torch.arange(1))
     for bits, zeros in ((4, False), (4, True), (8, False), (8, True)):
-        if (only and bits != only) or (zeros and first.grid() is None and "minimum" not in first.parts):
+        if (only and bits != only) or (zeros and first.grid() is None and first.coded.minimum is None):
             continue
         give = partial(_carried_rows, codes, bits, zeros)
-        found = PackedLinear(bits, first.group, codes.shape, codes.dtype, give, zeros, codes.order)
+        found = PackedLinear(bits, first.coded.group, codes.shape, codes.dtype, give, zeros, codes.order)
         if (difference := _compared(found, codes)).worst <= ROUNDING:
             return found, difference.error
-    minima = " with minima" if "minimum" in first.parts else ""
+    minima = " with minima" if first.coded.minimum is not None else ""
     table = f"a table of {len(first.table)} values" if first.table else "integers"
     return f"compressed-tensors has no codes of {only or '4 or 8'} bits for {table}{minima}, no whole steps of a scale"
 
@@ -130,10 +130,10 @@ def _carried_rows(
     middle, top = 1 << bits - 1, (1 << bits) - 1
     if not with_zeros:
         values, unit = rows.integers() or (rows.codes(), 1.0)
-        return (values.to(torch.int64) + middle).clamp(0, top), rows.steps() * unit, None
-    grid, least = rows.grid(), rows.minima()
+        return (values.to(torch.int64) + middle).clamp(0, top), rows.coded.steps() * unit, None
+    grid, least = rows.grid(), rows.coded.minima()
     unit, base = (1.0, float(middle)) if grid is None else grid
-    values, scale = rows.codes().to(torch.int64) + (middle if grid is None else 0), rows.steps() * unit
+    values, scale = rows.codes().to(torch.int64) + (middle if grid is None else 0), rows.coded.steps() * unit
     moved = torch.zeros_like(scale) if least is None else torch.where(scale == 0, 0.0, least / scale)
     zero = (base - moved.round()).nan_to_num(0.0).clamp(0, top).to(torch.int64)
     return values.clamp(0, top), scale, zero
@@ -148,7 +148,7 @@ def _compared(found: PackedLinear, codes: StoredCodes) -> Difference:
         offset = torch.full_like(stored, middle) if zero is None else zero.float()
         grouped = code.reshape(len(index), found.groups, found.group).float() - offset[:, :, None]
         again = (grouped * stored[:, :, None]).reshape(len(index), -1).to(found.dtype).float()
-        difference.add(again, rows_at(codes, index).weight().to(codes.dtype).float())
+        difference.add(again, rows_at(codes, index).coded.decode().to(codes.dtype).float())
         if not difference.worst <= ROUNDING:
             break
     return difference

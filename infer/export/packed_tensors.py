@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import plugins
-from ..kernels.ops.bitpack import LEVELS
-from ..kernels.ops.groupwise_codes import SUPER
+from ..kernels.ops.coded_weight import SUPER
 from ..load.weights import Checkpoint, StoredCodes
 
 _SCALES = ("weight_scale", "scale")
@@ -52,10 +50,10 @@ class PackedTensors:
             groups = (*shape, 1)[1]
             if len(shape) not in (1, 2) or shape[0] != rows or groups < 1:
                 return f"its {part} is {list(shape)}"
-            wanted = self._supers(columns) if part.startswith("super_") else 0
+            wanted = self._supers(columns) if part.startswith("super_") and len(shape) == 2 else 0
             if groups != wanted if wanted else columns % groups:
                 return f"its {part} is {list(shape)}"
-        two_levels = bool(self.parts.keys() & {"row_scale", "super_scale", "super_minimum"})
+        two_levels = bool(self.parts.keys() & {"super_scale", "super_minimum"})
         if two_levels and columns // (*self.shape_of("scale"), 1)[1] not in (16, 32, 64, 128, 256):
             return f"its scale is {list(self.shape_of('scale'))}"
         return ""
@@ -75,7 +73,7 @@ class PackedTensors:
         return found
 
     def codes(self) -> StoredCodes:
-        """Return the codes with scales as `kernels.ops.groupwise_codes` has them; or the reason why there are none."""
+        """Return the tensors of a `CodedWeight` with one table; or the reason why there are none."""
         count = self.shape_of("codes")[0]
         if "x_multiplier" in self.parts:
             return StoredCodes.without(
@@ -84,21 +82,17 @@ class PackedTensors:
         codes = self.parts["codes"].dtype
         if codes not in (torch.int8, torch.uint8):
             return StoredCodes.without(self.format, f"its codes are {_FLOATS.get(codes, codes)}")
-        if "row_scale" in self.parts:
-            if self.shape_of("table") != (1, 16):
-                return StoredCodes.without(self.format, "its tables are not one of 16 values")
-            return self._described(self._by_table, 2 * self.shape_of("codes")[1])
+        of_rows = "super_scale" in self.parts and len(self.shape_of("super_scale")) == 1
+        if of_rows and ("table" not in self.parts or self.shape_of("table") != (1, 16)):
+            return StoredCodes.without(self.format, "its tables are not one of 16 values")
         if "table" not in self.parts and "super_scale" not in self.parts and len(self.shape_of("codes")) == 2:
             scale = next(part for part in _SCALES if part in self.parts)
             if self.shape_of(scale) == (count,):
-                return self._described(self._by_rows, self.shape_of("codes")[1])
+                return StoredCodes(self.format, (count, self.shape_of("codes")[1]), self._by_rows)
         bits = 8 if "table" not in self.parts else self.shape_of("table")[1].bit_length() - 1
         columns = self.shape_of("codes")[1] * 8 // bits
         order = self.parts["order"].read() if "order" in self.parts else None
         return StoredCodes(self.format, (count, columns), self._as_stored, order=order)
-
-    def _described(self, rows: Any, columns: int) -> StoredCodes:
-        return StoredCodes(self.format, (self.shape_of("codes")[0], columns), rows)
 
     def _as_stored(self, start: int, stop: int) -> dict[str, Tensor]:
         return {
@@ -113,10 +107,3 @@ class PackedTensors:
             "codes": self.parts["codes"].rows(start, stop),
             "scale": self.parts[scale].rows(start, stop)[:, None],
         }
-
-    def _by_table(self, start: int, stop: int) -> dict[str, Tensor]:
-        found = {part: self.parts[part].rows(start, stop) for part in ("codes", "scale")}
-        step = self.parts["row_scale"].rows(start, stop).float() / LEVELS
-        columns = 2 * found["codes"].shape[1]
-        supers = step[:, None].expand(-1, -(-columns // SUPER)).contiguous()
-        return {**found, "table": self.parts["table"].read(), "super_scale": supers}

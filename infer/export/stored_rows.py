@@ -8,60 +8,38 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..kernels.ops.bitpack import bits_of, unpack
-from ..kernels.ops.groupwise_codes import minima, num_columns, with_super
+from ..kernels.ops.bitpack import LEVELS, unpack
+from ..kernels.ops.coded_weight import LUT, SUPER, CodedWeight
 from ..load.weights import StoredCodes
 
 WEIGHTS = 1 << 22  # of the rows that are read at a time
 BOUND = 2.0**-10  # relative error of a row whose codes are carried over: that of scales rounded to float16
 _PARTS = 16  # of the least value of a table that may be the unit of all
-_SHARED = ("table", "order")
 
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Rows of codes, with the tensors of `kernels.ops.groupwise_codes` beside them by name."""
+    """Rows of codes, of a weight with one table or none."""
 
-    parts: dict[str, Tensor]
-
-    @property
-    def columns(self) -> int:
-        return num_columns(self.parts["codes"], self.parts.get("table"))
-
-    @property
-    def group(self) -> int:
-        """Columns that share a scale."""
-        return self.columns // self.parts["scale"].shape[1]
+    coded: CodedWeight
 
     @property
     def table(self) -> tuple[float, ...]:
         """Values of the codes, empty for integers."""
-        table = self.parts.get("table")
-        return () if table is None else tuple(table.flatten().tolist())
+        return () if self.coded.table is None else tuple(self.coded.table.flatten().tolist())
 
     def codes(self) -> Tensor:
         """Return codes [rows, K]: uint8 below the length of the table, or int8."""
-        table = self.parts.get("table")
-        return self.parts["codes"] if table is None else unpack(self.parts["codes"], bits_of(table))
+        return self.coded.codes if not self.table else unpack(self.coded.codes, self.coded.bits)
 
-    def steps(self) -> Tensor:
-        """Return the scales, float32 [rows, groups]."""
-        return with_super(self.parts["scale"], self.parts.get("super_scale"), self.group)
-
-    def minima(self) -> Tensor | None:
-        """Return what is added to the weights of a group, float32 [rows, groups], or None."""
-        if (minimum := self.parts.get("minimum")) is None:
-            return None
-        return minima(minimum, self.parts.get("super_minimum"), self.steps(), self.group)
-
-    def weight(self) -> Tensor:
-        """Return the float32 weight [rows, K], its columns as the codes lie."""
-        codes = self.codes()
-        values = codes.float() if not self.table else torch.tensor(self.table)[codes.int()]
-        grouped = values.reshape(len(codes), -1, self.group) * self.steps()[:, :, None]
-        if (minima := self.minima()) is not None:
-            grouped = grouped + minima[:, :, None]
-        return grouped.reshape(len(codes), -1)
+    def super_scales(self) -> Tensor:
+        """Return the super-scales of each 256 columns, float32 [rows, ceil(K / 256)]."""
+        supers = self.coded.super_scale
+        if supers is None:
+            raise ValueError("scales without super-scales")
+        if self.coded.layout == LUT:
+            return (supers.float() / LEVELS)[:, None].expand(-1, -(-self.coded.columns // SUPER))
+        return supers.float()
 
     def integers(self) -> tuple[Tensor, float] | None:
         """Return codes int16 [rows, K] and the unit that makes values of them; None for a table of other numbers."""
@@ -92,7 +70,7 @@ def rows_at(codes: StoredCodes, index: Tensor) -> StoredRows:
     """Read the rows of `index` int64 [n], which lie near each other."""
     low, high = int(index.min()), int(index.max()) + 1
     read, place = codes.rows(low, high), index - low
-    return StoredRows({name: part if name in _SHARED else part[place] for name, part in read.items()})
+    return StoredRows(CodedWeight.of({n: part if n == "table" else part[place] for n, part in read.items()}))
 
 
 def blocks_of(count: int, columns: int) -> Iterator[Tensor]:

@@ -25,8 +25,8 @@ _FRESH = frozenset(
     """
     linear conv1d conv2d conv3d batch_norm layer_norm group_norm rms_norm add sub mul div neg matmul bmm mm addmm cat
     relu relu6 hardtanh leaky_relu elu silu gelu sigmoid tanh hardswish hardsigmoid mish softplus clamp exp sqrt rsqrt
-    embedding conv_transpose1d conv_transpose2d clone linear_int8 linear_int8_static linear_int8_weight linear_lut
-    linear_groupwise embedding_groupwise
+    embedding conv_transpose1d conv_transpose2d clone linear_int8 linear_int8_static linear_int8_weight
+    linear_codes embedding_codes
     conv2d_int8 conv2d_int8_static conv2d_int8_weight
     """.split()  # noqa: SIM905 - a word is an operator
 )

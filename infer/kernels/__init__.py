@@ -3,11 +3,10 @@
     linear_int8, linear_int8_weight, linear_int8_static      [..., K] x int8 [N, K]
     conv2d_int8, conv2d_int8_weight, conv2d_int8_static      [B, I, H, W] x int8 [O, I/groups, kh, kw]
     linear_fp8                                               [..., K] x float8 e4m3 [N, K]
-    linear_lut                                               [..., K] x codes of 2, 3, 4 or 6 bits and a table
-    linear_groupwise, linear_experts_groupwise               codes of a checkpoint with a scale for each group
-    linear_experts, linear_experts_int8, …                   the experts that each token asks for
+    linear_codes                                             [..., K] x codes with scales, see `ops.coded_weight`
+    linear_experts, linear_experts_codes, …                  the experts that each token asks for
     linear_lut4_fragments                                    4-bit ones in the order of tensor-core fragments
-    embedding_int8, embedding_lut, embedding_groupwise       rows of the same tensors
+    embedding_int8, embedding_codes                          rows of the same tensors
     linear_lut4_packed, linear_int8_packed, …                the same layers on weights packed for this CPU
     conv2d_int8_packed, …                                    chains of convolutions on bytes
     recurrent                                                LSTM, GRU and RNN over any number of steps
@@ -27,12 +26,11 @@ from .ops import (
     conv2d_packed,
     embedding,
     fused_program,
+    linear_codes,
     linear_experts,
     linear_experts_packed,
     linear_fp8,
-    linear_groupwise,
     linear_int8,
-    linear_lut,
     linear_lut4_fragments,
     linear_packed,
     recurrent,
@@ -51,12 +49,11 @@ __all__ = [
     "gated_delta",
     "gpu",
     "library",
+    "linear_codes",
     "linear_experts",
     "linear_experts_packed",
     "linear_fp8",
-    "linear_groupwise",
     "linear_int8",
-    "linear_lut",
     "linear_lut4_fragments",
     "linear_packed",
     "linear_scan",

@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.fx import traceback
 
 from .. import kernels
-from ..kernels.ops import bitpack
+from ..kernels.ops.coded_weight import LUT, CodedWeight
 from ..kernels.ops.conv2d_int8 import output_size
 from .layers import paged_attention_node, recurrent_nodes
 from .layers.operands import uniform_step
@@ -25,7 +25,7 @@ MOST_EXPERTS = 16  # of a float layer, all of which an ONNX graph computes
 
 INT8 = tuple(f"{layer}_int8{kind}" for layer in ("linear", "conv2d") for kind in ("", "_weight", "_static"))
 ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
-TABLE_EMBEDDING = "embedding_lut"
+TABLE_LINEAR, TABLE_EMBEDDING = "linear_codes", "embedding_codes"  # in the layout `lut`
 _lock = threading.RLock()
 
 
@@ -37,7 +37,7 @@ class Reader:
     `plain_masks`: attention with a mask is written in plain operators (`masked_attention`).
     """
 
-    nodes: frozenset[str] = frozenset((*INT8, "linear_lut"))
+    nodes: frozenset[str] = frozenset((*INT8, TABLE_LINEAR))
     any_embedding: bool = False
     plain_masks: bool = True
 
@@ -66,13 +66,21 @@ def _experts_refused(nodes: Sequence[torch.fx.Node]) -> str | None:
 
 
 def _codes_refused(nodes: Sequence[torch.fx.Node]) -> str | None:
-    count = sum("groupwise" in str(node.target) for node in nodes)
+    names = tuple(f"{DOMAIN}.{name}.default" for name in (TABLE_LINEAR, TABLE_EMBEDDING))
+    coded = [node for node in nodes if str(node.target) in names]
+    count = sum(_weight_of(node).layout != LUT for node in coded)
     if not count:
         return None
     return (
         f"ONNX has no operator for {count} layers on the codes of the source; --quant float decodes them, and backends "
         "eager and inductor compute with them"
     )
+
+
+def _weight_of(node: torch.fx.Node) -> CodedWeight:
+    """Return the shapes of a coded layer's weight."""
+    given = zip(CodedWeight._fields, node.args[1:], strict=False)
+    return CodedWeight.of({name: arg.meta["val"] for name, arg in given if isinstance(arg, torch.fx.Node)})
 
 
 def needed(program: ExportedProgram, reader: Reader) -> bool:
@@ -160,7 +168,7 @@ def _has_uniform_embeddings(program: ExportedProgram) -> bool:
     stored = {**program.state_dict, **program.constants}
     names = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs}
     nodes = [n for n in program.graph.nodes if str(n.target) == f"{DOMAIN}.{TABLE_EMBEDDING}.default"]
-    tables = [stored.get(str(names.get(str(node.args[2])))) for node in nodes]
+    tables = [stored.get(str(names.get(str(node.args[3])))) for node in nodes]
     return bool(tables) and all(t is not None and uniform_step(t.float().numpy()) is not None for t in tables)
 
 
@@ -176,22 +184,26 @@ def _index(x: torch.Tensor, indices: list[torch.Tensor | None]) -> torch.Tensor:
 
 
 def _symbol(op: OpOverload, name: str) -> Callable[..., torch.Tensor]:
-    """Build the replacement of `infer::name`: one node of the domain `infer`, tensors in schema order."""
+    """Build the replacement of `infer::name`: one node of the domain `infer`, tensors in schema order.
+
+    Parts that a coded weight does not have are left out.
+    """
     schema = op._schema.arguments
 
     def symbol(*args: Any, **named: Any) -> torch.Tensor:
         arguments: dict[str, Any] = {argument.name: argument.default_value for argument in schema}
         arguments |= dict(zip(arguments, args, strict=False)) | named
-        tensors = [arguments[argument.name] for argument in schema if "Tensor" in str(argument.type)]
+        names = [argument.name for argument in schema if "Tensor" in str(argument.type)]
+        tensors = [arguments[n] for n in names if arguments[n] is not None or n not in CodedWeight._fields]
         x, codes = tensors[:2]
         dtype = x.dtype
         attributes: dict[str, Any] = {}
         if name.startswith("linear"):
             shape: Any = (*x.shape[:-1], codes.shape[0])
-        elif name.startswith("embedding"):
-            table = arguments.get("table", arguments["scale"])
-            columns = codes.shape[1] if name == "embedding_int8" else bitpack.columns_of(codes, table)
-            shape, dtype = (*x.shape, columns), table.dtype
+        elif name == TABLE_EMBEDDING:
+            shape, dtype = (*x.shape, CodedWeight.of(arguments).columns), torch.float32
+        elif name == "embedding_int8":
+            shape, dtype = (*x.shape, codes.shape[1]), arguments["scale"].dtype
         else:
             options: dict[str, Any] = {
                 key: _pair(arguments[key]) for key in ("stride", "padding", "dilation")

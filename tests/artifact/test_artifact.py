@@ -158,13 +158,13 @@ def test_an_artifact_of_another_user_is_not_trusted(tmp_path: Path, monkeypatch:
         store.require_trust(output, "test")
 
 
-@pytest.mark.parametrize("format", [1, 2, 99])
+@pytest.mark.parametrize("format", [1, 2, 3, 99])
 def test_another_format_is_refused_with_the_command_that_makes_it_again(tmp_path: Path, format: int) -> None:
     output = make(tmp_path / "toy.infer")
     file = output / "manifest.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"format": format}))
     with pytest.raises(
-        ArtifactError, match=f"artifact format {format}, this version of infer reads 3"
+        ArtifactError, match=f"artifact format {format}, this version of infer reads 4"
     ) as error:
         store.read_manifest(output)
     assert f" --plan {file} --output toy-new.infer" in error.value.hint

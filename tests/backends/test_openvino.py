@@ -214,7 +214,7 @@ def test_table_layers_stay_packed_and_give_the_numbers_of_the_kernel(tmp_path: P
     got, _, found = through([Parallel(*layers)], "input=float32[batch,512]", x, tmp_path, quant="nf4")
     assert found["openvino activations in groups of"].value == group
     for mine, layer in zip(got, layers, strict=True):
-        want = lut4_twin(x, layer.codes, layer.table, layer.scale, layer.row_scale)
+        want = lut4_twin(x, layer.coded())
         assert relative_error(mine, want) < (EXACT if group == 64 else INT8_STEP)
     small = sum(512 * 512 * (1 if bits == 6 else 0.5) for bits, _ in kinds)
     stored = (tmp_path / "compiled/model.bin").stat().st_size

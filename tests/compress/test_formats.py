@@ -83,7 +83,7 @@ def test_nf4_scale_search_is_within_half_a_percent_of_exhaustive_search() -> Non
     table, grouped = torch.tensor(nf4.TABLE), weight.reshape(8, 4, 64)
     least = torch.full((8, 4), torch.inf)
     for level in range(-127, 128):
-        scale = (level / 127 * tensors["row_scale"])[:, None, None]
+        scale = (level / 127 * tensors["super_scale"])[:, None, None]
         fitted = table[(grouped[..., None] - scale[..., None] * table).abs().argmin(-1)] * scale
         least = torch.minimum(least, (grouped - fitted).square().sum(-1))
     found = (weight - nf4.dequantize(tensors)).square().sum()

@@ -100,11 +100,11 @@ def test_a_tied_model_stays_tied_and_close(name: str) -> None:
 def test_changing_dtype_keeps_ties_and_scales() -> None:
     model, ids = Tied().eval(), torch.randint(0, 150, (4, 9))
     shrink(model, "nf4")
-    want, scale = model(ids), model.head.packed.row_scale.clone()
+    want, scale = model(ids), model.head.packed.super_scale.clone()
     half = copy.deepcopy(model).to(torch.bfloat16)
     assert half(ids).dtype == half.embed.weight.dtype == torch.bfloat16
     assert half.head.packed is half.embed.packed
-    assert torch.equal(half.head.packed.row_scale, scale)
+    assert torch.equal(half.head.packed.super_scale, scale)
     assert relative(want, half(ids).float()) < 0.02
 
 

@@ -1,6 +1,6 @@
 """Malformed packed codes, as an artifact may hold them; `python -m tests.fuzz.packed_tensors [SECONDS [SEED]]`.
 
-A sound weight in one of the forms of `groupwise_codes` gets parts of other shapes, dtypes and numbers, or loses some.
+A sound weight in one of the forms of `coded_weight` gets parts of other shapes, dtypes and numbers, or loses some.
 It is refused with a reason; or it is decoded, its codes are carried over to other formats, and its product on the
 native kernels is near that of the slow twin. Any other exception makes the run fail, and so does another product.
 """
@@ -20,8 +20,9 @@ from infer.export.gguf_codes import carry
 from infer.export.packed_linears import carried
 from infer.export.packed_tensors import PackedTensors
 from infer.kernels import cpu
-from infer.kernels.cpu.groupwise_layout import GROUPWISE_OPERANDS, groupwise_layout, pack_groupwise
-from infer.kernels.ops.linear_groupwise import groupwise_twin
+from infer.kernels.cpu.groupwise_layout import groupwise_layout, pack_groupwise
+from infer.kernels.ops.coded_weight import CodedWeight
+from infer.kernels.ops.linear_packed import groupwise_twin
 from infer.load.weights import in_memory
 from tests.fuzz.quantization_configs import damaged
 from tests.support.groupwise_operands import FORMS, operands
@@ -48,7 +49,7 @@ def run(seed: int) -> str:
             carried(codes)
     except ValueError:
         return "refused"
-    return _product(parts, weight) if set(parts) <= set(GROUPWISE_OPERANDS) else "read"
+    return _product(parts, weight) if set(parts) <= set(CodedWeight._fields) else "read"
 
 
 def _product(parts: dict[str, Tensor], weight: Tensor) -> str:
@@ -56,12 +57,13 @@ def _product(parts: dict[str, Tensor], weight: Tensor) -> str:
         return "read"
     x = torch.randn(2, weight.shape[1], generator=torch.Generator().manual_seed(0))
     try:
-        layout = groupwise_layout(**parts)
-        operands = pack_groupwise(**parts, layout=layout)
+        coded = CodedWeight.of(parts)
+        layout = groupwise_layout(coded)
+        operands = pack_groupwise(coded, layout)
         found = torch.ops.infer.linear_groupwise_packed(x, *operands, None, layout, len(weight))
     except (ValueError, RuntimeError):
         return "read, not packed"
-    wanted = groupwise_twin(x, *(parts.get(name) for name in GROUPWISE_OPERANDS))
+    wanted = groupwise_twin(x, coded)
     size = x.norm(dim=1, keepdim=True) * weight.norm(dim=1)
     near = ((found - wanted).abs() <= 1e-5 * size) | ~size.isfinite() | ~wanted.isfinite()
     if not bool(near.all()):

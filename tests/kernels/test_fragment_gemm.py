@@ -13,6 +13,7 @@ from torch import Tensor
 
 from infer.kernels.gpu import fragment_packing, launch
 from infer.kernels.ops import bitpack, linear_lut4_fragments
+from infer.kernels.ops.coded_weight import CodedWeight
 from infer.kernels.passes import fragment_fusion
 from tests.support import ptx_elementwise
 from tests.support.triton_compile import compiled
@@ -39,11 +40,11 @@ CASES = [
     ),
     *([(form, (70, 3, 320)) for form in ("uniform", "table", "tables")] if CUDA else []),
 ]
-PARTS = ("codes", "table", "scale", "row_scale")
+PARTS = ("codes", "scale", "table", "super_scale")
 FORMS = {"uniform": 1, "table": 1, "tables": None}  # number of tables, None: one for 32 rows
 
 
-def weights(rows: int, columns: int, form: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def weights(rows: int, columns: int, form: str) -> CodedWeight:
     generator = torch.Generator().manual_seed(rows + columns)
     codes = torch.randint(0, 16, (rows, columns), dtype=torch.uint8, generator=generator)
     tables = FORMS[form] or -(-rows // bitpack.TABLE_ROWS)
@@ -51,7 +52,8 @@ def weights(rows: int, columns: int, form: str) -> tuple[Tensor, Tensor, Tensor,
     if form == "uniform":
         table = (torch.arange(16.0)[None] - 8) / 8
     scale = torch.randint(-127, 128, (rows, columns // 64), dtype=torch.int8, generator=generator)
-    return bitpack.pack(codes, 4), table, scale, torch.rand(rows, generator=generator) + 0.1
+    row_scale = torch.rand(rows, generator=generator) + 0.1
+    return CodedWeight(bitpack.pack(codes, 4), scale, table, super_scale=row_scale)
 
 
 def assert_near(got: Tensor, want: Tensor, tolerance: float) -> None:
@@ -65,12 +67,12 @@ def assert_near(got: Tensor, want: Tensor, tolerance: float) -> None:
 @pytest.mark.parametrize(("rows", "columns"), [(1, 64), (70, 320), (130, 256)])
 def test_fragment_packing_keeps_the_weight(form: str, rows: int, columns: int) -> None:
     portable = weights(rows, columns, form)
-    uniform = linear_lut4_fragments.uniform_zero(portable[1]) is not None
+    uniform = linear_lut4_fragments.uniform_zero(portable.table) is not None
     assert uniform == (form == "uniform")
     x, bias = torch.randn(3, columns), torch.randn(rows)
-    packed = linear_lut4_fragments.pack(*portable, uniform)
+    packed = linear_lut4_fragments.pack(portable, uniform)
     got = OPS.linear_lut4_fragments(x, *packed, bias, rows, uniform)
-    assert_near(got, OPS.linear_lut(x, *portable, bias), 1e-6)
+    assert_near(got, OPS.linear_codes(x, *portable, bias), 1e-6)
     assert packed[0].shape[0] * 16 == -(-rows // 128) * 128
     assert not packed[3].transpose(0, 1).reshape(packed[3].shape[1], -1)[rows:].any()
 
@@ -90,7 +92,7 @@ def test_only_tables_with_an_integer_zero_are_uniform() -> None:
 @pytest.mark.parametrize("form", ["uniform", "table"])
 def test_the_assembly_decodes_every_code_at_every_place(form: str, dtype: torch.dtype, scaled: bool) -> None:
     uniform, half = form == "uniform", HALVES[dtype]
-    table = weights(32, 64, form)[1]
+    table = weights(32, 64, form).table
     zeros = linear_lut4_fragments.uniform_zero(table)
     first = 0 if dtype == torch.bfloat16 else 9
     planes = linear_lut4_fragments.planes_of(table, zeros)[0, first : first + 9].tolist()
@@ -119,16 +121,14 @@ GROUPWISE = [  # group, type of the scales, a minimum, a table of integers; rows
 Groupwise = tuple[int, torch.dtype, bool, bool]
 
 
-def groupwise_weights(
-    form: Groupwise, rows: int, columns: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return codes, scale, table and minimum (float32, as the loaders have it)."""
+def groupwise_weights(form: Groupwise, rows: int, columns: int) -> CodedWeight:
+    """Return a weight whose minimum is float32, as the loaders have it."""
     group, dtype, has_minimum, integers = form
-    codes, table, _, _ = weights(rows, columns, "table")
+    codes, table, _, _ = weights(rows, columns, "table").lut_tensors()
     generator = torch.Generator().manual_seed(rows + group)
     scale, minimum = torch.randn(2, rows, columns // group, generator=generator)
     table = torch.arange(16.0)[None] - 8 if integers else table
-    return codes, scale.to(dtype), table, minimum if has_minimum else None
+    return CodedWeight(codes, scale.to(dtype), table, minimum if has_minimum else None)
 
 
 @on_device
@@ -136,13 +136,14 @@ def groupwise_weights(
 @pytest.mark.parametrize(("form", "shape"), GROUPWISE, ids=str)
 def test_groupwise_layers_keep_their_scales_and_minima(form: Groupwise, shape: tuple[int, int, int]) -> None:
     rows, features, columns = shape
-    codes, scale, table, minimum = groupwise_weights(form, features, columns)
+    given = groupwise_weights(form, features, columns)
+    table, minimum = given.table, given.minimum
     bias = torch.randn(features)
     assert linear_lut4_fragments.is_integers(table) == form[3]
-    packed = [t.to(DEVICE) for t in linear_lut4_fragments.pack(codes, table, scale, None, form[3])]
+    packed = [t.to(DEVICE) for t in linear_lut4_fragments.pack(given, form[3])]
     minima = None if minimum is None else linear_lut4_fragments.pack_factors(minimum).to(DEVICE)
     x = torch.randn(rows, columns).half()
-    want = OPS.linear_groupwise(x.float(), codes, scale, table, minimum, None, None, bias)
+    want = OPS.linear_codes(x.float(), *given, bias)
     portable = OPS.linear_lut4_fragments(
         x.float(),
         *(t.cpu() for t in packed),
@@ -173,11 +174,11 @@ def test_fragment_gemm_equals_the_reference(
     rows, features, columns = shape
     portable = weights(features, columns, form)
     uniform = form == "uniform"
-    packed = [t.to(DEVICE) for t in linear_lut4_fragments.pack(*portable, uniform)]
+    packed = [t.to(DEVICE) for t in linear_lut4_fragments.pack(portable, uniform)]
     bias = torch.randn(features)
     for dtype in HALVES if CUDA else (torch.float16,):  # the interpreter multiplies the bits of bfloat16
         x = torch.randn(rows, columns).to(dtype)
-        want = OPS.linear_lut(x.float(), *portable, bias)
+        want = OPS.linear_codes(x.float(), *portable, bias)
         tolerance = 1e-3 if dtype == torch.float16 else 8e-3
         operands = (x.to(DEVICE), packed[0], *packed[2:])
         for split in (1, 2):
@@ -203,14 +204,14 @@ class _Block(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         for i, (rows, columns) in enumerate(((70, 128), (33, 128), (130, 128), (64, 130 - 130 % 64))):
-            for name, value in zip(
-                ("codes", "table", "scale", "row_scale"), weights(rows, columns, "table"), strict=True
-            ):
-                self.register_buffer(f"{name}_{i}", value)
+            weight = weights(rows, columns, "table")
+            for name in PARTS:
+                self.register_buffer(f"{name}_{i}", getattr(weight, name))
         self.register_buffer("bias", torch.randn(33))
 
     def layer(self, x: Tensor, i: int, bias: Tensor | None = None) -> Tensor:
-        return OPS.linear_lut(x, *(getattr(self, f"{name}_{i}") for name in PARTS), bias)
+        weight = CodedWeight.of({name: getattr(self, f"{name}_{i}") for name in PARTS})
+        return OPS.linear_codes(x, *weight, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         first, second, third = self.layer(x, 0), self.layer(x, 1, self.bias), self.layer(x, 2)
@@ -232,7 +233,7 @@ def test_fragment_layers_of_one_input_become_one_call() -> None:
             tensor = made[f"{packing.name}_{part}"]
             assert (tuple(tensor.shape), tensor.dtype) == (shape, dtype)
     packed = fragment_fusion.packed(program)
-    calls = [n for n in packed.graph.nodes if "linear_lut" in str(n.target)]
+    calls = [n for n in packed.graph.nodes if "linear_" in str(n.target)]
     assert [str(n.target) for n in calls] == ["infer.linear_lut4_fragments.default"] * 2
     assert_near(packed.module()(x), program.module()(x), 8e-3)
     assert fragment_fusion.findings(packings)[0].value == 4
@@ -250,13 +251,13 @@ class _Checkpoint(torch.nn.Module):
         super().__init__()
         for i, (form, rows) in enumerate(zip(self.FORMS, (70, 33, 20, 16), strict=True)):
             parts = groupwise_weights(form, rows, 256)
-            for name, value in zip(("codes", "scale", "table", "minimum"), parts, strict=True):
-                self.register_buffer(f"{name}_{i}", value)
+            for name, value in parts._asdict().items():
+                if value is not None:
+                    self.register_buffer(f"{name}_{i}", value)
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        names = ("codes", "scale", "table", "minimum")
-        layers = [[getattr(self, f"{name}_{i}") for name in names] for i in range(4)]
-        return [OPS.linear_groupwise(x, *layer, None, None) for layer in layers]
+        held = [{n[:-2]: t for n, t in self.named_buffers() if n.endswith(f"_{i}")} for i in range(4)]
+        return [OPS.linear_codes(x, *CodedWeight.of(layer)) for layer in held]
 
 
 @on_host
@@ -275,7 +276,7 @@ def test_layers_of_a_checkpoint_are_packed_by_their_groups() -> None:
             tensor = made.pop(f"{packing.name}_{part}")
             assert (tuple(tensor.shape), tensor.dtype) == (shape, dtype)
     assert not made
-    assert not [n for n in planned.graph.nodes if "linear_groupwise" in str(n.target)]
+    assert not [n for n in planned.graph.nodes if "linear_codes" in str(n.target)]
     results = fragment_fusion.packed(program).module()(x)
     for got, want in zip(results, program.module()(x), strict=True):
         assert_near(got, want, 8e-3)
@@ -286,7 +287,7 @@ def test_layers_fragment_gemm_cannot_run_are_unchanged() -> None:
     program = torch.export.export(_Block(), (torch.randn(2, 128),))  # float32: no tensor cores
     planned, packings = fragment_fusion.plan_fragments(program)
     assert not packings
-    assert sum(str(n.target) == "infer.linear_lut.default" for n in planned.graph.nodes) == 4
+    assert sum(str(n.target) == "infer.linear_codes.default" for n in planned.graph.nodes) == 4
 
 
 @on_host
@@ -299,7 +300,7 @@ def test_weights_reach_the_tensor_cores_from_registers(
     monkeypatch.setattr(
         fragment_gemm, "launch", lambda kernel, _, *args, **options: launches.append((kernel, args, options))
     )
-    packed = linear_lut4_fragments.pack(*weights(256, 1024, "table"), False)
+    packed = linear_lut4_fragments.pack(weights(256, 1024, "table"), False)
     fragment_gemm.linear(
         torch.empty(rows, 1024, dtype=torch.bfloat16), packed[0], *packed[2:], None, 256, False, 1
     )

@@ -11,10 +11,10 @@ from torch import Tensor
 from infer.kernels import cpu
 from infer.kernels.cpu.groupwise_layout import code_bytes, groupwise_layout, pack_groupwise, record_bytes
 from infer.kernels.ops.bitpack import pack, unpack
-from infer.kernels.ops.linear_groupwise import groupwise_twin
+from infer.kernels.ops.coded_weight import CodedWeight
+from infer.kernels.ops.linear_packed import groupwise_twin
 from tests.support.groupwise_operands import FORMS, operands
 
-PARTS = ("codes", "scale", "table", "minimum", "super_scale", "super_minimum")
 ISAS = ("amx", "avx512_vnni", "avx_vnni", "avx2", "neon_dotprod", "scalar")
 
 
@@ -31,10 +31,10 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def packed(x: Tensor, tensors: dict[str, Tensor], bias: Tensor | None) -> Tensor:
-    layout, rows = groupwise_layout(**tensors), tensors["codes"].shape[0]
-    parts = pack_groupwise(**tensors)
+    weight = CodedWeight.of(tensors)
+    layout, parts = groupwise_layout(weight), pack_groupwise(weight)
     assert parts[1].shape[1] == record_bytes(layout, x.shape[-1])
-    return torch.ops.infer.linear_groupwise_packed(x, *parts, bias, layout, rows)
+    return torch.ops.infer.linear_groupwise_packed(x, *parts, bias, layout, weight.num_rows)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
@@ -44,10 +44,10 @@ def test_groupwise_kernels_equal_the_reference_on_every_isa(form: tuple, isa: st
         tensors = operands(form, rows, columns)
         rng = torch.Generator().manual_seed(count)
         x, bias = torch.randn((count, columns), generator=rng), torch.randn(rows, generator=rng)
-        parts = [tensors.get(name) for name in PARTS]
-        expected = groupwise_twin(x, *parts, bias)
+        coded = CodedWeight.of(tensors)
+        expected = groupwise_twin(x, coded, bias)
         found = packed(x, tensors, bias)
-        weight = torch.ops.infer.embedding_groupwise(torch.arange(rows), *parts)
+        weight = torch.ops.infer.embedding_codes(torch.arange(rows), *coded)
         size = x.norm(dim=1, keepdim=True) * weight.norm(dim=1) + bias.abs()
         torch.testing.assert_close(found / size, expected / size, rtol=0, atol=1e-6)
         for row in {0, count // 2, count - 1}:
@@ -82,7 +82,7 @@ def test_codes_and_scales_take_no_more_bits_than_their_values() -> None:
         (q3_k, False, 3, 18),
         (iq2_xxs, False, 3, 10),
     ):
-        layout = groupwise_layout(**operands((*form, minimum), 16, 2560))
+        layout = groupwise_layout(CodedWeight.of(operands((*form, minimum), 16, 2560)))
         assert code_bytes(layout) == codes * 128
         assert record_bytes(layout, 2560) == 64 + 16 * 10 * record, "bytes for each 256 columns of 16 rows"
 
@@ -103,9 +103,9 @@ def test_bytes_that_fit_in_planes_are_packed_as_bit_streams_are(isa: str) -> Non
     for form in ((16, 6, torch.int8, False), (32, 5, torch.float16, False), (32, 5, torch.int8, True)):
         tensors = operands(form, 35, 320)
         table = tensors.pop("table")
-        stream = pack_groupwise(**tensors, table=table)
+        stream = pack_groupwise(CodedWeight.of({**tensors, "table": table}))
         values = table[0, unpack(tensors["codes"], form[1]).int()].to(torch.int8)
-        in_bytes = pack_groupwise(**{**tensors, "codes": values})
+        in_bytes = pack_groupwise(CodedWeight.of({**tensors, "codes": values}))
         assert all(torch.equal(one, other) for one, other in zip(stream, in_bytes, strict=True))
 
 
@@ -114,7 +114,8 @@ def test_bytes_that_fit_in_planes_are_packed_as_bit_streams_are(isa: str) -> Non
 )
 def test_groupwise_kernels_write_and_need_nothing_beyond_their_rows(form: tuple, isa: str) -> None:  # type: ignore[type-arg]
     tensors, x = operands(form, 35, 256), torch.randn(3, 256)
-    layout, parts = groupwise_layout(**tensors), pack_groupwise(**tensors)
+    weight = CodedWeight.of(tensors)
+    layout, parts = groupwise_layout(weight), pack_groupwise(weight)
     wanted = torch.ops.infer.linear_groupwise_packed(x, *parts, None, layout, 35)
     poisoned = []
     for part in parts:  # each right before memory of other values
@@ -129,10 +130,11 @@ def test_groupwise_experts_share_the_layout_of_all(isa: str) -> None:
     form, features = (16, 8, torch.int8, False), 16
     tensors = operands(form, 2 * features, 64)
     tensors["codes"][:features] = 1  # of the first expert they would fit in planes
-    layout = groupwise_layout(**tensors)
+    layout = groupwise_layout(CodedWeight.of(tensors))
     each = [{k: v[e * features : (e + 1) * features] for k, v in tensors.items()} for e in range(2)]
     joined = [
-        torch.cat(part) for part in zip(*(pack_groupwise(**one, layout=layout) for one in each), strict=True)
+        torch.cat(part)
+        for part in zip(*(pack_groupwise(CodedWeight.of(one), layout) for one in each), strict=True)
     ]
     x, expert = torch.randn(2, 64), torch.tensor([0, 1])
     found = torch.ops.infer.linear_experts_groupwise_packed(x, expert, *joined, layout, features, 1)
@@ -155,11 +157,11 @@ def test_groupwise_experts_are_bit_equal_to_single_layers(isa: str) -> None:
         {k: v if k == "table" else v[e * features : (e + 1) * features] for k, v in tensors.items()}
         for e in range(3)
     ]
-    parts = [pack_groupwise(**one) for one in each]
+    parts = [pack_groupwise(CodedWeight.of(one)) for one in each]
     joined = [torch.cat(part) for part in zip(*parts, strict=True)]
     x, expert = torch.randn(4, columns), torch.tensor([0, 2, 2, 0, 1, 2, 1, 1])
     found = torch.ops.infer.linear_experts_groupwise_packed(
-        x, expert, *joined, groupwise_layout(**tensors), features, 2
+        x, expert, *joined, groupwise_layout(CodedWeight.of(tensors)), features, 2
     )
     for place, e in enumerate(expert.tolist()):
         assert torch.equal(found[place : place + 1], packed(x[place // 2][None], each[e], None))
@@ -169,11 +171,11 @@ def test_groupwise_experts_are_bit_equal_to_single_layers(isa: str) -> None:
 def test_the_portable_operator_and_its_decomposition_decode_the_same(form: tuple) -> None:  # type: ignore[type-arg]
     tensors = operands(form, 35, 640)
     x = torch.randn(3, 640)
-    parts = [tensors.get(name) for name in PARTS]
-    found = torch.ops.infer.linear_groupwise(x, *parts)
-    weight = torch.ops.infer.embedding_groupwise(torch.arange(35), *parts)
+    coded = CodedWeight.of(tensors)
+    found = torch.ops.infer.linear_codes(x, *coded)
+    weight = torch.ops.infer.embedding_codes(torch.arange(35), *coded)
     torch.testing.assert_close(found, x @ weight.t(), rtol=1e-4, atol=1e-4)
-    near = groupwise_twin(x, *parts)
+    near = groupwise_twin(x, coded)
     assert float((near - found).norm() / found.norm()) < 0.02
 
 

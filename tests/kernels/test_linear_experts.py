@@ -8,6 +8,7 @@ from torch import Tensor
 
 from infer.kernels import decompositions
 from infer.kernels.ops.bitpack import pack
+from infer.kernels.ops.coded_weight import CodedWeight
 from infer.kernels.ops.define_op import c_functions
 
 E, N, K = 5, 32, 64
@@ -22,19 +23,21 @@ def drawn(rows: int, top_k: int) -> tuple[Tensor, Tensor]:
     )  # the last expert is never asked for
 
 
-def packed(kind: str) -> tuple[str, list[Tensor]]:
+def packed(kind: str) -> tuple[str, list[Tensor | None]]:
     generator = torch.Generator().manual_seed(1)
     if kind == "lut":
         codes = pack(torch.randint(0, 16, (E * N, K), generator=generator).to(torch.uint8), 4)
         table = torch.linspace(-1, 1, 16).repeat(E * N // 32, 1) * torch.arange(1, E * N // 32 + 1)[:, None]
         scale = torch.randint(1, 127, (E * N, K // 64), generator=generator).to(torch.int8)
-        return "linear_lut", [codes, table, scale, torch.rand(E * N, generator=generator)]
+        return "linear_codes", list(
+            CodedWeight(codes, scale, table, super_scale=torch.rand(E * N, generator=generator))
+        )
     codes = torch.randint(-127, 128, (E * N, K), generator=generator).to(torch.int8)
     return f"linear_{kind}", [codes, torch.rand(E * N, generator=generator)]
 
 
-def rows_of(tensors: list[Tensor], expert: int) -> list[Tensor]:
-    return [part.reshape(E, -1, *part.shape[1:])[expert] for part in tensors]
+def rows_of(tensors: list[Tensor | None], expert: int) -> list[Tensor | None]:
+    return [None if part is None else part.reshape(E, -1, *part.shape[1:])[expert] for part in tensors]
 
 
 @pytest.mark.parametrize(("rows", "top_k"), SHAPES)
@@ -76,7 +79,6 @@ def test_compiled_graphs_keep_the_operator_of_experts() -> None:
         "linear_experts",
         "linear_experts_int8",
         "linear_experts_int8_weight",
-        "linear_experts_lut",
-        "linear_experts_groupwise",
+        "linear_experts_codes",
     }
     assert not kept & c_functions().keys()

@@ -13,6 +13,7 @@ from infer.kernels import cpu
 from infer.kernels.cpu import build
 from infer.kernels.expert_layers import ExpertLinear
 from infer.kernels.ops import bitpack
+from infer.kernels.ops.coded_weight import CodedWeight
 from infer.kernels.passes import prepack
 from infer.plan import Plan
 
@@ -69,7 +70,10 @@ def test_lut4_experts_are_bit_equal_to_single_layers(
     table, row_scale = torch.randn(1, 16), torch.rand(E, features)
     for isa in isas:
         cpu.use_isa(isa)
-        packed = [cpu.pack_lut4(bitpack.pack(codes[e], 4), table, scale[e], row_scale[e]) for e in range(E)]
+        packed = [
+            cpu.pack_lut4(CodedWeight(bitpack.pack(codes[e], 4), scale[e], table, super_scale=row_scale[e]))
+            for e in range(E)
+        ]
         weight = each([(p[0], p[1], p[2], p[3]) for p in packed])
         for rows, top_k in ASKED:
             x, expert = drawn(rows, top_k, columns)

@@ -13,6 +13,7 @@ from torch import Tensor
 from infer.kernels import cpu
 from infer.kernels.cpu import build, compile_library
 from infer.kernels.ops import bitpack
+from infer.kernels.ops.coded_weight import CodedWeight
 from infer.kernels.ops.linear_int8 import _static, _weight_only
 from infer.kernels.ops.linear_packed import int8_twin, lut4_twin
 
@@ -29,18 +30,16 @@ def isas() -> Iterator[list[str]]:
     cpu.use_isa(found[0])
 
 
-def lut4_tensors(
-    rows: int, columns: int, bits: int, group: int = bitpack.GROUP
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def lut4_tensors(rows: int, columns: int, bits: int, group: int = bitpack.GROUP) -> CodedWeight:
     tables = 1 if bits == 4 else -(-rows // bitpack.TABLE_ROWS)
     codes = torch.randint(0, 2**bits, (rows, columns), dtype=torch.uint8)
     scale = torch.randint(-127, 128, (rows, columns // group), dtype=torch.int8)
-    return bitpack.pack(codes, bits), torch.randn(tables, 2**bits), scale, torch.rand(rows) + 0.1
+    table, packed = torch.randn(tables, 2**bits), bitpack.pack(codes, bits)
+    return CodedWeight(packed, scale, table, super_scale=torch.rand(rows) + 0.1)
 
 
-def lut4(x: Tensor, tensors: tuple[Tensor, Tensor, Tensor, Tensor], bias: Tensor | None = None) -> Tensor:
-    codes, scale, table, row_scale = cpu.pack_lut4(*tensors)
-    return torch.ops.infer.linear_lut4_packed(x, codes, scale, table, row_scale, bias, tensors[0].shape[0])
+def lut4(x: Tensor, weight: CodedWeight, bias: Tensor | None = None) -> Tensor:
+    return torch.ops.infer.linear_lut4_packed(x, *cpu.pack_lut4(weight), bias, weight.num_rows)
 
 
 def int8(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, x_scale: Tensor | None) -> Tensor:
@@ -76,7 +75,7 @@ def test_lut4_equals_the_reference_on_every_instruction_set(
     tensors, bias = lut4_tensors(rows, columns, bits, group), torch.randn(rows)
     x = torch.randn(40, columns) * torch.rand(40, 1)
     x[7] = 0
-    twin, first = lut4_twin(x, *tensors, bias), None
+    twin, first = lut4_twin(x, tensors, bias), None
     for isa in isas:
         cpu.use_isa(isa)
         y = lut4(x, tensors, bias)
@@ -192,13 +191,11 @@ def test_native_linear_is_bit_equal_for_any_thread_count(isas: list[str]) -> Non
 
 
 def test_scales_of_another_number_of_columns_are_refused(isas: list[str]) -> None:
-    codes, table, scale, row_scale = lut4_tensors(32, 128, 4, 32)
     with pytest.raises(ValueError, match="4 scales for 128 columns of 4 bits"):
-        cpu.pack_lut4(codes, table, scale, row_scale)
-    codes, table, scale, row_scale = lut4_tensors(32, 128, 3, 16)
+        cpu.pack_lut4(lut4_tensors(32, 128, 4, 32))
     with pytest.raises(ValueError, match="8 scales for 128 columns of 3 bits"):
-        cpu.pack_lut4(codes, table, scale, row_scale)
-    packed = cpu.pack_lut4(*lut4_tensors(32, 128, 4))
+        cpu.pack_lut4(lut4_tensors(32, 128, 3, 16))
+    packed = cpu.pack_lut4(lut4_tensors(32, 128, 4))
     wrong = packed[0], torch.cat([packed[1]] * 2, 1), *packed[2:]
     with pytest.raises(RuntimeError, match="expected 2 or 8 scales of a block"):
         torch.ops.infer.linear_lut4_packed(torch.randn(1, 128), *wrong, None, 32)

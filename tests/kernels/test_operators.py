@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import infer.attention
 import infer.kernels
 from infer.kernels.ops import bitpack, linear_lut4_fragments
+from infer.kernels.ops.coded_weight import CodedWeight
 from infer.kernels.ops.linear_int8 import EXACT_TERMS
 from infer.kernels.ops.state_space.state_cache import STATE_LAYERS
 from tests.support.attention_cases import Case
@@ -27,8 +28,8 @@ def weights_int8(rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:
     return codes, torch.rand(rows) * 0.01 + 0.001, torch.randn(rows)
 
 
-def weights_lut(rows: int, columns: int, bits: int, group: int = 64) -> tuple[dict[str, Tensor], np.ndarray]:
-    """Packed tensors, and the float64 weight they stand for computed by indexing alone."""
+def weights_lut(rows: int, columns: int, bits: int, group: int = 64) -> tuple[CodedWeight, np.ndarray]:
+    """Packed weight, and the float64 weight they stand for computed by indexing alone."""
     tables = -(-rows // bitpack.TABLE_ROWS) if bits != 4 else 1
     codes = torch.randint(0, 2**bits, (rows, columns), dtype=torch.uint8)
     table = torch.rand(tables, 2**bits).mul(2).sub(1).sort(1).values
@@ -39,12 +40,7 @@ def weights_lut(rows: int, columns: int, bits: int, group: int = 64) -> tuple[di
         for k in range(columns):
             entry = float(table[n // 32 if tables > 1 else 0, int(codes[n, k])])
             weight[n, k] = entry * int(scale[n, k // group]) / 127 * float(row_scale[n])
-    return {
-        "codes": bitpack.pack(codes, bits),
-        "table": table,
-        "scale": scale,
-        "row_scale": row_scale,
-    }, weight
+    return CodedWeight(bitpack.pack(codes, bits), scale, table, super_scale=row_scale), weight
 
 
 def twin_int8(x: np.ndarray, codes: np.ndarray, scale: np.ndarray, step: np.ndarray) -> np.ndarray:
@@ -106,7 +102,7 @@ def test_linear_int8_static_clamps_and_weight_only_does_not_round() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("name", ["linear_int8", "linear_int8_weight", "linear_lut"])
+@pytest.mark.parametrize("name", ["linear_int8", "linear_int8_weight", "linear_codes"])
 def test_nan_affects_its_row_only_and_a_zero_row_gives_the_bias(name: str, value: float) -> None:
     x = torch.randn(5, 128)
     x[3] = 0
@@ -125,9 +121,9 @@ class runner:
 
     def __init__(self, name: str, columns: int) -> None:
         self.op, (codes, scale, self.bias) = getattr(OPS, name), weights_int8(40, columns)
-        self.tensors: tuple[Tensor, ...] = (codes, scale)
-        if name == "linear_lut":
-            self.tensors = tuple(weights_lut(40, columns, 3)[0].values())
+        self.tensors: tuple[Tensor | None, ...] = (codes, scale)
+        if name == "linear_codes":
+            self.tensors = weights_lut(40, columns, 3)[0]
         if name == "linear_int8_static":
             self.tensors = (codes, scale, torch.tensor(0.02))
 
@@ -135,7 +131,7 @@ class runner:
         return self.op(x, *self.tensors, self.bias)
 
 
-LINEAR = ["linear_int8", "linear_int8_static", "linear_int8_weight", "linear_lut"]
+LINEAR = ["linear_int8", "linear_int8_static", "linear_int8_weight", "linear_codes"]
 
 
 @pytest.mark.parametrize("name", LINEAR)
@@ -166,29 +162,27 @@ def test_packing_is_a_little_endian_stream_of_bits(bits: int) -> None:
 
 @pytest.mark.parametrize(("bits", "group"), [*((bits, 64) for bits in bitpack.BITS), (4, 16)])
 @pytest.mark.parametrize("rows", ROWS)
-def test_linear_and_embedding_lut_equal_indexing(bits: int, group: int, rows: int) -> None:
+def test_linear_and_embedding_codes_equal_indexing(bits: int, group: int, rows: int) -> None:
     tensors, weight = weights_lut(rows, 128, bits, group)
     x, bias = torch.randn(5, 128), torch.randn(rows)
     want = x.double().numpy() @ weight.T + bias.double().numpy()
-    got = OPS.linear_lut(x, *tensors.values(), bias).double().numpy()
+    got = OPS.linear_codes(x, *tensors, bias).double().numpy()
     assert np.linalg.norm(got - want) <= 1e-5 * np.linalg.norm(want)
     ids = torch.randint(0, rows, (2, 7))
-    np.testing.assert_allclose(
-        OPS.embedding_lut(ids, *tensors.values()), weight[ids.numpy()], rtol=1e-5, atol=1e-7
-    )
-    assert OPS.embedding_lut(ids[:, :0], *tensors.values()).shape == (2, 0, 128)
+    np.testing.assert_allclose(OPS.embedding_codes(ids, *tensors), weight[ids.numpy()], rtol=1e-5, atol=1e-7)
+    assert OPS.embedding_codes(ids[:, :0], *tensors).shape == (2, 0, 128)
     with pytest.raises(IndexError):
-        OPS.embedding_lut(torch.tensor([rows]), *tensors.values())
+        OPS.embedding_codes(torch.tensor([rows]), *tensors)
 
 
-def test_a_large_linear_lut_is_decoded_in_blocks_with_the_same_result(
+def test_a_large_coded_weight_is_decoded_in_blocks_with_the_same_result(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tensors, weight = weights_lut(100, 128, 3)
     x = torch.randn(4, 128)
-    whole = OPS.linear_lut(x, *tensors.values())
-    monkeypatch.setattr("infer.kernels.ops.linear_lut.BLOCK", 40 * 128)
-    blocks = OPS.linear_lut(x, *tensors.values())
+    whole = OPS.linear_codes(x, *tensors)
+    monkeypatch.setattr("infer.kernels.ops.coded_weight.BLOCK", 40 * 128)
+    blocks = OPS.linear_codes(x, *tensors)
     torch.testing.assert_close(blocks, whole, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(blocks, x.double().numpy() @ weight.T, rtol=1e-3, atol=1e-4)
 
@@ -263,7 +257,7 @@ def test_conv2d_int8_isolates_samples_and_takes_an_empty_batch() -> None:
 
 def test_operators_can_be_reloaded_and_have_decompositions() -> None:
     before = infer.kernels.names()
-    for module in (infer.kernels.ops.linear_int8, infer.kernels.ops.linear_lut, infer.kernels):
+    for module in (infer.kernels.ops.linear_int8, infer.kernels.ops.linear_codes, infer.kernels):
         importlib.reload(module)
     assert infer.kernels.names() == before
     assert len(infer.kernels.decompositions()) == len(before)
@@ -272,31 +266,26 @@ def test_operators_can_be_reloaded_and_have_decompositions() -> None:
 
 def sample_calls() -> dict[str, tuple]:
     codes, scale, bias = weights_int8(40, 128)
-    tensors = tuple(weights_lut(40, 128, 6)[0].values())
+    tensors = weights_lut(40, 128, 6)[0]
     kernels = torch.randint(-127, 128, (4, 2, 3, 3), dtype=torch.int8)
     x, image, ids = torch.randn(3, 128), torch.randn(2, 4, 6, 6), torch.randint(0, 40, (2, 5))
     step, conv = torch.tensor(0.02), ((2, 2), (1, 1), (1, 1), 2)
-    experts, rows = tuple(weights_lut(64, 128, 6)[0].values()), weights_int8(64, 128)[:2]
+    experts, rows = weights_lut(64, 128, 6)[0], weights_int8(64, 128)[:2]
     asked = torch.tensor([0, 1, 1, 0, 1, 1])  # of two experts, by three rows of x
-    fragments = linear_lut4_fragments.pack(*weights_lut(40, 128, 4)[0].values(), False)
-    nibbles, steps = weights_lut(64, 128, 4)[0]["codes"], torch.rand(64, 2) + 0.1
-    groupwise = (nibbles, steps, torch.linspace(-1, 1, 16)[None], None, None, None)
+    fragments = linear_lut4_fragments.pack(weights_lut(40, 128, 4)[0], False)
     return {
         "linear_experts": (x, asked, torch.randn(2, 32, 128), 2),
         "linear_experts_int8": (x, asked, *rows, 32, 2),
         "linear_experts_int8_weight": (x, asked, *rows, 32, 2),
-        "linear_experts_lut": (x, asked, *experts, 32, 2),
+        "linear_experts_codes": (x, asked, *experts, 32, 2),
         "linear_int8": (x, codes, scale, bias),
         "linear_int8_static": (x, codes, scale, step, bias),
         "linear_int8_weight": (x, codes, scale, bias),
         "linear_fp8": (x, codes.to(torch.float8_e4m3fn), scale, bias),
-        "linear_lut": (x, *tensors, bias),
+        "linear_codes": (x, *tensors, bias),
         "linear_lut4_fragments": (x, *fragments, bias, 40, False),
-        "linear_groupwise": (x, *groupwise, None),
-        "embedding_groupwise": (ids, *groupwise),
-        "linear_experts_groupwise": (x, asked, *groupwise, 32, 2),
         "embedding_int8": (ids, codes, scale),
-        "embedding_lut": (ids, *tensors),
+        "embedding_codes": (ids, *tensors),
         "conv2d_int8": (image, kernels, scale[:4], bias[:4], *conv),
         "conv2d_int8_static": (image, kernels, scale[:4], step, bias[:4], *conv),
         "conv2d_int8_weight": (image, kernels, scale[:4], bias[:4], *conv),
@@ -305,6 +294,18 @@ def sample_calls() -> dict[str, tuple]:
         "attend_paged": attention(),
         "attend_paged_rotary": rotary_attention(),
         **{name: state_layer(name) for name in STATE_LAYERS},
+    }
+
+
+def groupwise_calls() -> dict[str, tuple]:
+    """Return calls on the codes of a checkpoint: the other layout of these operators."""
+    steps, table = torch.rand(64, 2) + 0.1, torch.linspace(-1, 1, 16)[None]
+    weight = CodedWeight(weights_lut(64, 128, 4)[0].codes, steps, table)
+    x, ids, asked = torch.randn(3, 128), torch.randint(0, 64, (2, 5)), torch.tensor([0, 1, 1, 0, 1, 1])
+    return {
+        "linear_codes groupwise": (x, *weight, None),
+        "embedding_codes groupwise": (ids, *weight),
+        "linear_experts_codes groupwise": (x, asked, *weight, 32, 2),
     }
 
 
@@ -328,10 +329,10 @@ def rotary_attention() -> tuple:
     return (*heads, angles.cos(), angles.sin(), 0, 8, 1, *rest)
 
 
-@pytest.mark.parametrize("name", sorted(infer.kernels.names()))
+@pytest.mark.parametrize("name", [*sorted(infer.kernels.names()), *groupwise_calls()])
 def test_schema_shape_function_and_decomposition_agree_with_the_reference(name: str) -> None:
-    args = sample_calls()[name]
-    op = getattr(OPS, name).default
+    args = (sample_calls() | groupwise_calls())[name]
+    op = getattr(OPS, name.split()[0]).default
     # torch can't compare float8 tensors, as its check of the schema does.
     checks = ("test_faketensor",) if name == "linear_fp8" else ("test_schema", "test_faketensor")
     torch.library.opcheck(op, args, test_utils=checks)

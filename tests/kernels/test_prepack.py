@@ -15,6 +15,7 @@ from infer.compress.formats import cluster, int8, nf4
 from infer.graph import capture, storage
 from infer.kernels import cpu
 from infer.kernels.cpu import build
+from infer.kernels.ops.coded_weight import CodedWeight
 from infer.kernels.ops.linear_packed import int8_twin, lut4_twin, rounded_table
 from infer.kernels.passes import prepack
 from infer.plan import Plan
@@ -68,8 +69,8 @@ def test_prepacked_nf4_layers_equal_the_reference(rows: int, columns: int, bias:
     layer, x = nf4_layer(rows, columns, bias, quant), torch.randn(5, columns)
     program = prepack.packed(exported(layer, x))
     assert targets(program) == ["infer.linear_lut4_packed.default"]
-    tensors = [getattr(layer, name) for name in ("codes", "table", "scale", "row_scale")]
-    assert relative(program.module()(x), lut4_twin(x, *tensors, layer.bias)) < 1e-5
+    weight = CodedWeight.of(dict(layer.named_buffers()))
+    assert relative(program.module()(x), lut4_twin(x, weight, layer.bias)) < 1e-5
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -82,7 +82,13 @@ def forbidden(program: torch.export.ExportedProgram) -> list[str]:
 
 def test_the_model_of_these_tests_has_a_layer_of_each_format(graph: Graph) -> None:
     used = {str(n.target) for n in graph.exported.graph.nodes}
-    for name in ("linear_lut", "linear_int8", "linear_int8_static", "linear_int8_weight", "embedding_lut"):
+    for name in (
+        "linear_codes",
+        "linear_int8",
+        "linear_int8_static",
+        "linear_int8_weight",
+        "embedding_codes",
+    ):
         assert f"infer.{name}.default" in used
     for name in ("conv2d_int8", "conv2d_int8_static", "conv2d_int8_weight"):
         assert f"infer.{name}.default" in used

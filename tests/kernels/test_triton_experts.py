@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from infer.kernels.ops import bitpack
+from infer.kernels.ops.coded_weight import CodedWeight
 from tests.support.groupwise_operands import FORMS, Form, operands
 from tests.support.triton_compile import assembly
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
-from infer.kernels.gpu import epilogue, expert_tiles, experts  # noqa: E402
-from infer.kernels.gpu.groupwise import groupwise_gemv, linear_experts_groupwise  # noqa: E402
-from infer.kernels.gpu.groupwise.groupwise_decode import Operands  # noqa: E402
+from infer.kernels.gpu import epilogue, expert_tiles, experts, gemv_tiles  # noqa: E402
+from infer.kernels.gpu.groupwise import groupwise_experts, groupwise_gemv  # noqa: E402
 from infer.kernels.gpu.int8 import int8_quantize  # noqa: E402
 
 OPS = torch.ops.infer
@@ -36,7 +36,7 @@ def drawn(rows: int, top_k: int, columns: int) -> tuple[Tensor, Tensor]:
     return x.to(DEVICE), expert.to(DEVICE)
 
 
-def lut_weights(features: int, columns: int, bits: int, group: int) -> list[Tensor]:
+def lut_weights(features: int, columns: int, bits: int, group: int) -> CodedWeight:
     generator = torch.Generator().manual_seed(bits)
     rows = E * features
     codes = torch.randint(0, 2**bits, (rows, columns), dtype=torch.uint8, generator=generator)
@@ -44,7 +44,8 @@ def lut_weights(features: int, columns: int, bits: int, group: int) -> list[Tens
     table = torch.rand(tables, 2**bits, generator=generator) * 2 - 1
     scale = torch.randint(-127, 128, (rows, columns // group), dtype=torch.int8, generator=generator)
     row_scale = torch.rand(rows, generator=generator) + 0.1
-    return [part.to(DEVICE) for part in (bitpack.pack(codes, bits), table, scale, row_scale)]
+    made = (part.to(DEVICE) for part in (bitpack.pack(codes, bits), scale, table))
+    return CodedWeight(*made, super_scale=row_scale.to(DEVICE))
 
 
 def int8_weights(features: int, columns: int) -> list[Tensor]:
@@ -75,9 +76,9 @@ def test_lut_experts_equal_the_portable_operator(
     x, expert = drawn(rows, top_k, 128)
     weights = lut_weights(features, 128, bits, group)
     for dtype, tolerance in CLOSE.items():
-        got = experts.linear_experts_lut(x.to(dtype), expert, *weights, features, top_k)
+        got = experts.linear_experts_codes(x.to(dtype), expert, *weights, features, top_k)
         assert got.dtype == dtype
-        want = reference("linear_experts_lut", x.to(dtype).float(), expert, *weights, features, top_k)
+        want = reference("linear_experts_codes", x.to(dtype).float(), expert, *weights, features, top_k)
         assert_near(got, want, tolerance)
 
 
@@ -107,12 +108,12 @@ def test_float_experts_equal_the_portable_operator(transposed: bool) -> None:
         assert_near(experts.linear_experts(x, expert, stored, top_k, transposed), want, 1e-5)
 
 
-def groupwise(form: Form, features: int, columns: int) -> Operands:
+def groupwise(form: Form, features: int, columns: int) -> CodedWeight:
     """Draw the weights of E experts, of which that nobody asks for is NaN."""
     made = operands(form, E * features, columns)
     if made["scale"].is_floating_point():
         made["scale"][-features:] = torch.nan
-    return Operands(*(made[name].to(DEVICE) if name in made else None for name in Operands._fields))
+    return CodedWeight.of({name: part.to(DEVICE) for name, part in made.items()})
 
 
 @on_device
@@ -120,22 +121,22 @@ def groupwise(form: Form, features: int, columns: int) -> Operands:
 def test_groupwise_experts_equal_the_portable_operator(form: Form) -> None:
     features, columns = 5, form[0] * (2 if form[0] >= 64 else 6)
     given = groupwise(form, features, columns)
-    operator = linear_experts_groupwise.linear_experts_groupwise
+    operator = experts.linear_experts_codes
     # Fewer places than experts, and more.
     for rows, top_k, dtype in ((2, 2, torch.float16), (4, 2, torch.float16), (7, 1, torch.float32)):
         x, expert = drawn(rows, top_k, columns)
-        want = reference("linear_experts_groupwise", x.to(dtype).float(), expert, *given, features, top_k)
+        want = reference("linear_experts_codes", x.to(dtype).float(), expert, *given, features, top_k)
         got = operator(x.to(dtype), expert, *given, features, top_k)
         assert got.dtype == dtype
         assert_near(got, want, CLOSE[dtype])
-    if groupwise_gemv.usable(given):
+    if gemv_tiles.usable(given):
         assert_near(groupwise_gemv.linear_experts(x, expert, given, features, top_k, split=2), want, 1e-5)
 
 
 @on_device
 def test_groupwise_experts_take_no_row_and_refuse_a_wrong_number() -> None:
     given = groupwise(FORMS[4], 3, 96)
-    operator = linear_experts_groupwise.linear_experts_groupwise
+    operator = experts.linear_experts_codes
     x, expert = drawn(0, 2, 96)
     assert operator(x, expert, *given, 3, 2).shape == (0, 3)
     with pytest.raises(ValueError, match="expected 4 experts for 2 rows, got 3"):
@@ -149,10 +150,10 @@ def test_nan_affects_its_own_row_of_experts_only() -> None:
     x[1, 7] = torch.nan
     given = groupwise(FORMS[4], 8, 64)
     for y in (
-        linear_experts_groupwise.tiles(x, expert, given, 8, 2),
+        groupwise_experts.tiles(x, expert, given, 8, 2),
         groupwise_gemv.linear_experts(x, expert, given, 8, 2),
         experts.linear_experts_int8(x, expert, *int8_weights(8, 64), 8, 2),
-        experts.linear_experts_lut(x, expert, *lut_weights(8, 64, 4, 64), 8, 2),
+        experts.linear_experts_codes(x, expert, *lut_weights(8, 64, 4, 64), 8, 2),
     ):
         assert y[2:4].isnan().all()
         assert y[[0, 1, 4, 5, 6, 7]].isfinite().all()
@@ -186,16 +187,16 @@ def test_expert_kernels_compile_to_tensor_cores(
     monkeypatch: pytest.MonkeyPatch, capability: int, instruction: str
 ) -> None:
     captured: list[tuple] = []
-    for module in (experts, int8_quantize, groupwise_gemv, linear_experts_groupwise, epilogue):
+    for module in (experts, int8_quantize, groupwise_gemv, groupwise_experts, epilogue):
         monkeypatch.setattr(module, "launch", lambda kernel, _, *a, **o: captured.append((kernel, a, o)))
     x, expert = torch.zeros(3, 128, dtype=torch.float16), torch.zeros(6, dtype=torch.int64)
-    experts.linear_experts_lut(x, expert, *lut_weights(64, 128, 4, 64), 64, 2)
-    experts.linear_experts_lut(x, expert, *lut_weights(64, 128, 3, 64), 64, 2)
+    experts.linear_experts_codes(x, expert, *lut_weights(64, 128, 4, 64), 64, 2)
+    experts.linear_experts_codes(x, expert, *lut_weights(64, 128, 3, 64), 64, 2)
     experts.linear_experts_int8(x, expert, *int8_weights(64, 128), 64, 2)
     experts.linear_experts_int8_weight(x, expert, *int8_weights(64, 128), 64, 2)
     experts.linear_experts(x, expert, torch.zeros(E, 128, 64, dtype=torch.float16), 2, True)
     given = groupwise(FORMS[5], 64, 128)
-    linear_experts_groupwise.tiles(x, expert, given, 64, 2)
+    groupwise_experts.tiles(x, expert, given, 64, 2)
     groupwise_gemv.linear_experts(x, expert, given, 64, 2)
     texts = [text for text in assembly(captured, capability) if "_quantize" not in text]
     assert len(texts) == 7

@@ -14,13 +14,20 @@ from torch import Tensor
 
 from infer.kernels import gpu
 from infer.kernels.ops import bitpack
+from infer.kernels.ops.coded_weight import CodedWeight
 from infer.kernels.ops.linear_packed import lut4_twin
 from tests.support.triton_compile import assembly
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
-from infer.kernels.gpu import decoded_linear, embedding, epilogue, kernel_thresholds  # noqa: E402
+from infer.kernels.gpu import (  # noqa: E402
+    decoded_linear,
+    embedding,
+    epilogue,
+    kernel_thresholds,
+    linear_codes,
+)
 from infer.kernels.gpu.int8 import int8_gemm, int8_gemv, int8_quantize, linear_int8, w8a16_gemv  # noqa: E402
-from infer.kernels.gpu.lut import linear_lut, lut4_int8_gemv, lut_decode, lut_gemm, lut_gemv  # noqa: E402
+from infer.kernels.gpu.lut import lut4_int8_gemv, lut_decode, lut_gemm, lut_gemv  # noqa: E402
 
 # cuBLAS asks for it under the deterministic mode that the tests run in.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -46,14 +53,15 @@ FORMS = [*((bits, 64) for bits in bitpack.BITS), (4, 16)]
 CLOSE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
-def lut_weights(rows: int, columns: int, bits: int, group: int = 64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def lut_weights(rows: int, columns: int, bits: int, group: int = 64) -> CodedWeight:
     tables = -(-rows // bitpack.TABLE_ROWS) if bits != 4 else 1
     generator = torch.Generator().manual_seed(rows * columns + bits)
     codes = torch.randint(0, 2**bits, (rows, columns), dtype=torch.uint8, generator=generator)
     table = torch.rand(tables, 2**bits, generator=generator).mul(2).sub(1).sort(1).values
     scale = torch.randint(-127, 128, (rows, columns // group), dtype=torch.int8, generator=generator)
     row_scale = torch.rand(rows, generator=generator) + 0.1
-    return tuple(t.to(DEVICE) for t in (bitpack.pack(codes, bits), table, scale, row_scale))
+    made = (t.to(DEVICE) for t in (bitpack.pack(codes, bits), scale, table))
+    return CodedWeight(*made, super_scale=row_scale.to(DEVICE))
 
 
 def int8_weights(rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,10 +91,10 @@ def test_lut_products_of_few_rows_have_exact_weights(
     m, n, k = shape
     weights, dtype = lut_weights(n, k, bits, group), DTYPES[m % 3]
     x, bias = torch.randn(m, k, device=DEVICE).to(dtype), torch.randn(n, device=DEVICE)
-    want = reference("linear_lut", x.float(), *weights, bias)
-    assert_near(lut_gemv.linear(x, *weights, bias), want, CLOSE[dtype])
+    want = reference("linear_codes", x.float(), *weights, bias)
+    assert_near(lut_gemv.linear(x, weights, bias), want, CLOSE[dtype])
     if not INTERPRETED or bits in (2, 4):
-        assert_near(lut_gemv.linear(x, *weights, split=2), want - bias, CLOSE[dtype])
+        assert_near(lut_gemv.linear(x, weights, split=2), want - bias, CLOSE[dtype])
 
 
 @on_device
@@ -98,10 +106,10 @@ def test_tiles_round_the_table_only(bits: int, group: int, shape: tuple[int, int
     for dtype in (torch.float16, torch.bfloat16)[: 2 if CUDA else 1]:
         weights = lut_weights(n, k, bits, group)
         x, bias = torch.randn(m, k, device=DEVICE).to(dtype), torch.randn(n, device=DEVICE)
-        rounded = (weights[0], weights[1].to(dtype).float(), *weights[2:])
-        want = reference("linear_lut", x.float(), *rounded, bias)
-        assert_near(lut_gemm.linear(x, *weights, bias), want, CLOSE[dtype])
-        assert_near(lut_gemm.linear(x, *weights, bias, split=3), want, CLOSE[dtype])
+        rounded = weights._replace(table=weights.table.to(dtype).float())
+        want = reference("linear_codes", x.float(), *rounded, bias)
+        assert_near(lut_gemm.linear(x, weights, bias), want, CLOSE[dtype])
+        assert_near(lut_gemm.linear(x, weights, bias, split=3), want, CLOSE[dtype])
 
 
 @on_device
@@ -109,11 +117,12 @@ def test_tiles_round_the_table_only(bits: int, group: int, shape: tuple[int, int
 @pytest.mark.parametrize("tables", [1, None])
 def test_int8_activations_match_the_cpu_kernel(shape: tuple[int, int, int], tables: int | None) -> None:
     m, n, k = shape
-    codes, table, scale, row_scale = lut_weights(n, k, 4)
+    codes, table, scale, row_scale = lut_weights(n, k, 4).lut_tensors()
     if tables is None:
         table = torch.rand(-(-n // bitpack.TABLE_ROWS), 16, device=DEVICE) * 2 - 1
     x, bias = torch.randn(m, k, device=DEVICE), torch.randn(n, device=DEVICE)
-    want = lut4_twin(*(tensor.cpu() for tensor in (x, codes, table, scale, row_scale, bias))).to(DEVICE)
+    made = CodedWeight(codes.cpu(), scale.cpu(), table.cpu(), super_scale=row_scale.cpu())
+    want = lut4_twin(x.cpu(), made, bias.cpu()).to(DEVICE)
     rounded, packed_scale = lut4_int8_gemv.pack(table, row_scale)
     for split in (None, 2):
         assert_near(lut4_int8_gemv.linear(x, codes, rounded, scale, packed_scale, bias, split), want, 1e-6)
@@ -123,13 +132,13 @@ def test_int8_activations_match_the_cpu_kernel(shape: tuple[int, int, int], tabl
 @pytest.mark.parametrize(("bits", "group"), FORMS)
 def test_decode_and_embedding_equal_the_reference(bits: int, group: int) -> None:
     weights = lut_weights(70, 320, bits, group)
-    want = reference("embedding_lut", torch.arange(70), *weights)
-    torch.testing.assert_close(lut_decode.decode(*weights, torch.float32), want, rtol=1e-6, atol=1e-7)
-    assert_near(lut_decode.decode(*weights, torch.float16), want, 1e-3)
+    want = reference("embedding_codes", torch.arange(70), *weights)
+    torch.testing.assert_close(lut_decode.decode(weights, torch.float32), want, rtol=1e-6, atol=1e-7)
+    assert_near(lut_decode.decode(weights, torch.float16), want, 1e-3)
     for dtype in (torch.int64, torch.int32):
         ids = torch.tensor([[69, 0], [33, 31]], device=DEVICE, dtype=dtype)
-        torch.testing.assert_close(embedding.embedding_lut(ids, *weights), want[ids], rtol=1e-6, atol=1e-7)
-    assert embedding.embedding_lut(ids[:0], *weights).shape == (0, 2, 320)
+        torch.testing.assert_close(embedding.embedding_codes(ids, *weights), want[ids], rtol=1e-6, atol=1e-7)
+    assert embedding.embedding_codes(ids[:0], *weights).shape == (0, 2, 320)
 
 
 @on_device
@@ -202,7 +211,7 @@ def test_nan_affects_its_row_only_and_a_zero_row_gives_the_bias(value: float) ->
     outputs = [
         linear_int8.linear_int8(x, codes, scale, bias),
         linear_int8.linear_int8_weight(x, codes, scale, bias),
-        lut_gemv.linear(x, *lut_weights(5, 128, 4), bias),
+        lut_gemv.linear(x, lut_weights(5, 128, 4), bias),
     ]
     for y in outputs:
         assert not y[1].isfinite().any()
@@ -214,20 +223,20 @@ def test_nan_affects_its_row_only_and_a_zero_row_gives_the_bias(value: float) ->
 def test_the_operator_takes_any_leading_sizes_and_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     weights, bias = lut_weights(6, 128, 4), torch.randn(6, device=DEVICE)
     x = torch.randn(2, 128, 3, device=DEVICE).transpose(1, 2)
-    want = reference("linear_lut", x, *weights, bias)
-    assert_near(linear_lut.linear_lut(x, *weights, bias), want, 1e-5)
-    assert linear_lut.linear_lut(x[:0], *weights, bias).shape == (0, 3, 6)
-    assert linear_lut.linear_lut(x.double(), *weights, bias).dtype == torch.float64
+    want = reference("linear_codes", x, *weights, bias)
+    assert_near(linear_codes.linear_codes(x, *weights, bias), want, 1e-5)
+    assert linear_codes.linear_codes(x[:0], *weights, bias).shape == (0, 3, 6)
+    assert linear_codes.linear_codes(x.double(), *weights, bias).dtype == torch.float64
     limits = ((100, 100, 1e-3), (1, 100, 1e-3), (1, 1, 1e-3))
     for tiles, library, tolerance in limits:  # few rows, tiles, library
         monkeypatch.setattr(
             kernel_thresholds, "of", lambda *_, a=tiles, b=library: kernel_thresholds.Crossover(a, b)
         )
-        assert_near(linear_lut.linear_lut(x.half(), *weights, bias), want, tolerance)
+        assert_near(linear_codes.linear_codes(x.half(), *weights, bias), want, tolerance)
     monkeypatch.setattr(decoded_linear, "MOST_WEIGHTS", 32 * 128)
     wide = lut_weights(70, 128, 3)
-    y = linear_lut.multiply_decoded(x[0], *wide)
-    assert_near(y, reference("linear_lut", x[0], *wide), 1e-4)
+    y = linear_codes.multiply_decoded(x[0], wide)
+    assert_near(y, reference("linear_codes", x[0], *wide), 1e-4)
 
 
 def test_estimated_crossovers_rise_with_the_bandwidth() -> None:
@@ -264,7 +273,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
 @on_host
 def test_few_rows_look_the_table_up_by_shuffles(captured: list[tuple]) -> None:
     """Check what makes the kernel fast: 128 codes of a lane are 128 shuffles, and the loop uses no memory."""
-    lut_gemv.linear(torch.empty(1, 4096, dtype=torch.bfloat16), *lut_weights(4096, 4096, 4), split=1)
+    lut_gemv.linear(torch.empty(1, 4096, dtype=torch.bfloat16), lut_weights(4096, 4096, 4), split=1)
     text = assembly(captured, 90)[0]
     assert 128 <= text.count("shfl.sync.idx") <= 132
     assert text.count("ld.global") < 60
@@ -274,7 +283,7 @@ def test_few_rows_look_the_table_up_by_shuffles(captured: list[tuple]) -> None:
 
 @on_host
 def test_int8_activations_look_the_table_up_by_byte_permutations(captured: list[tuple]) -> None:
-    codes, table, scale, row_scale = lut_weights(4096, 4096, 4)
+    codes, table, scale, row_scale = lut_weights(4096, 4096, 4).lut_tensors()
     table, row_scale = lut4_int8_gemv.pack(table, row_scale)
     lut4_int8_gemv.linear(torch.empty(1, 4096, dtype=torch.bfloat16), codes, table, scale, row_scale, split=1)
     quantize, rows, _ = assembly(captured, 90)
@@ -282,7 +291,7 @@ def test_int8_activations_look_the_table_up_by_byte_permutations(captured: list[
     assert rows.count("dp4a") >= 32
     assert "atom" not in quantize + rows
     with pytest.raises(ValueError, match="only groups of 64"):
-        lut4_int8_gemv.linear(torch.empty(1, 64), *lut_weights(4, 64, 4, 16))
+        lut4_int8_gemv.linear(torch.empty(1, 64), *lut_weights(4, 64, 4, 16).lut_tensors())
 
 
 @on_host
@@ -319,8 +328,8 @@ def test_int8_rows_use_dot_products_of_four(captured: list[tuple]) -> None:
 @pytest.mark.parametrize(("capability", "instruction"), [(80, "mma.sync"), (90, "wgmma.mma_async")])
 def test_tiles_use_the_tensor_cores(captured: list[tuple], capability: int, instruction: str) -> None:
     x = torch.empty(64, 512, dtype=torch.bfloat16)
-    lut_gemm.linear(x, *lut_weights(64, 512, 4), split=1)
-    lut_gemm.linear(x, *lut_weights(64, 512, 4, 16), split=1)
+    lut_gemm.linear(x, lut_weights(64, 512, 4), split=1)
+    lut_gemm.linear(x, lut_weights(64, 512, 4, 16), split=1)
     int8_gemm.products(x.to(torch.int8), torch.zeros(64, 512, dtype=torch.int8), split=1)
     assert all(instruction in text for text in assembly(captured, capability))
 
@@ -336,11 +345,12 @@ def test_every_triton_kernel_compiles(captured: list[tuple], one: bool) -> None:
     int8_gemv.linear(torch.zeros(m, k, dtype=torch.int8), torch.zeros(n, k, dtype=torch.int8), split=1)
     for bits, group in ((3, 64), (4, 16), (4, 64)):
         weights = lut_weights(n, k, bits, group)
-        lut_gemv.linear(x.half(), *weights, bias, split=2)
-        lut_gemm.linear(x.half(), *weights, bias)
-        lut_decode.decode(*weights, torch.bfloat16)
-        embedding.embedding_lut(ids, *weights)
-    lut4_int8_gemv.linear(x, weights[0], weights[1].to(torch.int8), *weights[2:])
+        lut_gemv.linear(x.half(), weights, bias, split=2)
+        lut_gemm.linear(x.half(), weights, bias)
+        lut_decode.decode(weights, torch.bfloat16)
+        embedding.embedding_codes(ids, *weights)
+    codes, table, scale, row_scale = weights.lut_tensors()
+    lut4_int8_gemv.linear(x, codes, table.to(torch.int8), scale, row_scale)
     embedding.embedding_int8(ids, codes, scale)
     assert all(assembly(captured, 80))
 
@@ -351,8 +361,8 @@ from infer.kernels import gpu
 from infer.kernels.gpu import compile_inline, kernel_thresholds
 
 class Layer(torch.nn.Module):
-    def forward(self, x, codes, table, scale, row_scale):
-        return torch.ops.infer.linear_lut(x, codes, table, scale, row_scale).relu()
+    def forward(self, x, codes, scale, table, super_scale):
+        return torch.ops.infer.linear_codes(x, codes, scale, table, None, super_scale, None).relu()
 
 def targets(graph):
     return [str(node.target) for node in graph.nodes if node.op == "call_function"]
@@ -364,11 +374,11 @@ def backend(module, inputs):
     return torch._dynamo.backends.common.aot_autograd(fw_compiler=stop)(module, inputs)
 
 for _ in range(2):  # a torch with CUDA has registered it when `infer.kernels` was imported
-    compile_inline.embed(["linear_lut"], gpu.function)
+    compile_inline.embed(["linear_codes"], gpu.function)
 compile_inline._embeddable = lambda x: all(isinstance(size, int) for size in x.shape)  # not only on CUDA
 kernel_thresholds.of = lambda *_: kernel_thresholds.Crossover(8, 128)
 codes, scale = torch.zeros(64, 64, dtype=torch.uint8), torch.zeros(64, 2, dtype=torch.int8)
-weights = codes, torch.zeros(1, 16), scale, torch.zeros(64)
+weights = codes, scale, torch.zeros(1, 16), torch.zeros(64)
 program = torch.export.export(Layer(), (torch.zeros(1, 128), *weights))
 print(*targets(program.run_decompositions(gpu.in_graph()).graph))
 for rows in (1, 3):
@@ -386,7 +396,7 @@ def test_compilers_see_the_kernel_where_the_number_of_rows_is_known(run_python) 
     assert "triton" not in exported  # an exported program is portable: it keeps the operator, or plain torch
     assert "triton_kernel_wrapper_functional" in compiled
     assert "triton" not in symbolic
-    assert "infer.linear_lut" in symbolic
+    assert "infer.linear_codes" in symbolic
 
 
 GRIDS = """

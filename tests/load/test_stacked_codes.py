@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from infer.kernels.ops.groupwise_codes import decode
+from infer.kernels.ops.coded_weight import CodedWeight
 from infer.load.checkpoint.stacked_codes import stack_codes
 from infer.load.quantized_weights.group_codes import integer_codes
 from infer.load.weights import StoredCodes
@@ -32,7 +32,7 @@ def projection(bits: int, zero: int | None, seed: int, order: Tensor | None = No
 
 def decoded(codes: StoredCodes, start: int, stop: int) -> Tensor:
     found = codes.rows(start, stop)
-    return decode(found["codes"], found["scale"], found.get("table"), found.get("minimum"), None, None)
+    return CodedWeight.of(found).decode()
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])

@@ -12,6 +12,7 @@ from infer import device, kernels
 from infer.graph import capture, storage
 from infer.graph.program import Graph
 from infer.kernels.ops.bitpack import pack
+from infer.kernels.ops.coded_weight import CodedWeight
 from infer.spec import TensorSpec
 
 NAMES = kernels.names()
@@ -76,11 +77,14 @@ class Lut(nn.Module):
         self.register_buffer("codes", pack(codes, bits))
         self.register_buffer("table", torch.randn(tables, 2**bits).sort(1).values)
         self.register_buffer("scale", torch.randint(1, 127, (rows, columns // group), dtype=torch.int8))
-        self.register_buffer("row_scale", torch.rand(rows) * 0.05)
+        self.register_buffer("super_scale", torch.rand(rows) * 0.05)
 
     def forward(self, x: Tensor) -> Tensor:
-        tensors = (self.codes, self.table, self.scale, self.row_scale)
-        return OPS.linear_lut(x, *tensors) if x.is_floating_point() else OPS.embedding_lut(x, *tensors)
+        weight = self.coded()
+        return OPS.linear_codes(x, *weight) if x.is_floating_point() else OPS.embedding_codes(x, *weight)
+
+    def coded(self) -> CodedWeight:
+        return CodedWeight(self.codes, self.scale, self.table, super_scale=self.super_scale)
 
 
 def graph(module: nn.Module, text: str, sample: Tensor, **more: Tensor) -> Graph:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from infer.onnx.decompositions import TABLE_EMBEDDING
+from infer.onnx.decompositions import TABLE_EMBEDDING, TABLE_LINEAR
 from infer.onnx.layers import paged_attention_node
 from infer.onnx.layers.operands import Weights, float_product, inputs
 from infer.onnx.rewrite import GraphBuilder, RewriteResult, drop_unused, rewrite
@@ -45,7 +45,7 @@ def rewriter(signs: Signs, weights: Weights = "blocks") -> Rewriter:
         "linear_int8": partial(int8.dynamic, signs=signs, weights=weights),
         "linear_int8_static": partial(int8.static, signs=signs, weights=weights),
         "linear_int8_weight": lambda emit: float_product(emit, *inputs(emit, 4)),
-        "linear_lut": partial(table_layers.linear, weights=weights),
+        TABLE_LINEAR: partial(table_layers.linear, weights=weights),
         TABLE_EMBEDDING: table_layers.embedding,
         "conv2d_int8": convolution,
         "conv2d_int8_weight": convolution,

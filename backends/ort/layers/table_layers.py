@@ -36,7 +36,7 @@ BLOCKS = "8-bit blocks, activations in int8"
 
 def linear(emit: GraphBuilder, weights: Weights) -> tuple[ir.Value, str]:
     """Write x float [..., K] times a table-coded weight → [..., N]."""
-    x, codes, table, scale, row_scale, bias = inputs(emit, 6)
+    x, codes, scale, table, row_scale, bias = inputs(emit, 6)
     x, restore = as_float(emit, x)
     numbers = data(table, emit.node).astype(np.float32)
     rows, groups = data(scale, emit.node).shape
@@ -65,7 +65,7 @@ def embedding(emit: GraphBuilder) -> tuple[ir.Value, str]:
     """Write ids [...] → rows [..., K] of a uniform table-coded weight."""
     import onnx_ir as ir
 
-    ids, codes, table, scale, row_scale = inputs(emit, 5)
+    ids, codes, scale, table, row_scale = inputs(emit, 5)
     numbers = data(table, emit.node).astype(np.float32)
     step = uniform_step(numbers)
     if step is None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from infer.onnx.decompositions import RUNTIMES, TABLE_EMBEDDING, Reader
+from infer.onnx.decompositions import RUNTIMES, TABLE_EMBEDDING, TABLE_LINEAR, Reader
 from infer.onnx.layers.operands import Weights
 from infer.onnx.rewrite import rewrite
 
@@ -38,7 +38,7 @@ def rewriter(weights: Weights = "blocks") -> Rewriter:
         "linear_int8_static": linear.static_int8,
         "linear_int8_weight": partial(linear.int8_linear, weights=weights),
         "linear_fp8_static": linear.float8_linear,
-        "linear_lut": partial(linear.linear, weights=weights),
+        TABLE_LINEAR: partial(linear.linear, weights=weights),
         TABLE_EMBEDDING: partial(embedding, weights=weights),
         "embedding_int8": partial(embedding, weights=weights),
         "conv2d_int8": partial(conv, weights=weights),

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from infer.kernels.ops import bitpack
+from infer.kernels.ops.coded_weight import CodedWeight
 from infer.onnx.layers.operands import Weights, inputs, uniform_step
 from infer.onnx.rewrite import GraphBuilder, data
 
@@ -41,7 +42,7 @@ def embedding(emit: GraphBuilder, weights: Weights) -> tuple[ir.Value, str]:
         return _dequantized(emit, codes, scale.astype(dtype), ids, axis=0), "int8 rows, packed"
     if weights == "float":
         return _gathered(emit, table_rows(emit, packed).astype(dtype), ids), "codes decoded when built"
-    if uniform_step(data(packed[1], emit.node).astype(np.float32)) is not None:
+    if uniform_step(data(packed[2], emit.node).astype(np.float32)) is not None:
         int4, steps = int4_blocks(emit, packed)
         group = int4.shape[1] // steps.shape[1]
         rows = _dequantized(emit, int4, steps.astype(dtype), ids, axis=1, block_size=group)
@@ -53,7 +54,7 @@ def int4_blocks(emit: GraphBuilder, packed: list[Any]) -> tuple[np.ndarray, np.n
     """Return the codes of a uniform table as int4 [N, K], and the step of each block, float64 [N, K / group]."""
     import onnx_ir as ir
 
-    codes, table, scale, row_scale = (np.array(data(value, emit.node)) for value in packed)
+    codes, scale, table, row_scale = (np.array(data(value, emit.node)) for value in packed)
     step = uniform_step(table.astype(np.float32)) or 0.0
     whole = bitpack.unpack(torch.from_numpy(codes), 4).numpy().astype(np.int8) - np.int8(8)
     rows = row_scale.astype(np.float64)[:, None] * step / bitpack.LEVELS
@@ -62,8 +63,8 @@ def int4_blocks(emit: GraphBuilder, packed: list[Any]) -> tuple[np.ndarray, np.n
 
 def table_rows(emit: GraphBuilder, packed: list[Any]) -> np.ndarray:
     """Return the decoded weight of a table-coded layer, float32 [N, K]."""
-    codes, table, scale, row_scale = (torch.from_numpy(np.array(data(v, emit.node))) for v in packed)
-    return bitpack.decode(codes, table, scale, row_scale, bitpack.tables_of_rows(len(codes), table)).numpy()
+    codes, scale, table, row_scale = (torch.from_numpy(np.array(data(value, emit.node))) for value in packed)
+    return CodedWeight(codes, scale, table, super_scale=row_scale).decode().numpy()
 
 
 def _gathered(emit: GraphBuilder, weight: np.ndarray, ids: ir.Value) -> ir.Value:
@@ -85,7 +86,7 @@ def _dequantized(
 
 def _looked_up(emit: GraphBuilder, ids: ir.Value, packed: list[Any], dtype: np.dtype[Any]) -> ir.Value:
     """Write the look-up of table-coded rows: words to digits, digits to table entries, times the group scales."""
-    codes, table, scale, row_scale = (np.array(data(value, emit.node)) for value in packed)
+    codes, scale, table, row_scale = (np.array(data(value, emit.node)) for value in packed)
     bits, kept = int(table.shape[1]).bit_length() - 1, [0] * len(ids.shape or ())
     columns, groups = codes.shape[1] * 8 // bits, scale.shape[1]
 

@@ -21,6 +21,7 @@ import torch
 
 from infer.errors import NotUsableError
 from infer.kernels.ops import bitpack
+from infer.kernels.ops.coded_weight import CodedWeight
 from infer.kernels.ops.linear_packed import rounded_table
 from infer.onnx.layers.operands import Weights, add_bias, floats, inputs, uniform_step
 from infer.onnx.rewrite import GraphBuilder, data
@@ -43,7 +44,7 @@ def linear(emit: GraphBuilder, weights: Weights) -> tuple[ir.Value, str]:
     if weights == "float":
         stored = np.ascontiguousarray(table_rows(emit, packed).T.astype(dtype))
         weight, taken = emit.constant(f"{emit.weight_name}/{dtype.name}", stored), "codes decoded when built"
-    elif uniform_step(data(packed[1], emit.node).astype(np.float32)) is not None:
+    elif uniform_step(data(packed[2], emit.node).astype(np.float32)) is not None:
         weight, taken = _blocks(emit, *int4_blocks(emit, packed), dtype), "int4 weights, packed in blocks"
     else:
         x = emit("Concat", x, x, axis=-1)
@@ -111,10 +112,9 @@ def _halves(emit: GraphBuilder, packed: list[Any]) -> tuple[np.ndarray, np.ndarr
     """
     import onnx_ir as ir
 
-    codes, table, scale, row_scale = (torch.from_numpy(np.array(data(v, emit.node))) for v in packed)
+    codes, scale, table, row_scale = (torch.from_numpy(np.array(data(v, emit.node))) for v in packed)
     rounded, largest = rounded_table(table, _TOP)
-    owner = bitpack.tables_of_rows(len(codes), table)
-    owner = torch.zeros(len(codes), dtype=torch.int32) if owner is None else owner
+    owner = CodedWeight(codes, scale, table, super_scale=row_scale).table_of_rows()
     index = bitpack.unpack(codes, bitpack.bits_of(table)).int() + owner[:, None] * table.shape[1]
     entries = rounded.reshape(-1)[index].numpy().astype(np.int16)
     low = (entries + _HALF // 2) % _HALF - _HALF // 2

@@ -25,10 +25,11 @@ from ...kernels.cpu import scale_search as native
 from ...kernels.ops.bitpack import BITS, GROUP, TABLE_ROWS, pack
 from ...plan import Plan
 from ..calibration.group_scales import relative_importance
+from ..coded_format import dequantize, embedding, experts, linear
 from ..format_constraints import refuses_table_format
 from ..kmeans import optimal_centres
 from ..quantizer import Stats
-from ..table_format import dequantize, embedding, experts, fit_calibrated, linear
+from ..table_format import fit_calibrated
 
 OPTIONS = ("", *map(str, BITS))
 PRECISION_CLASS = {"": "4bit", "2": "2bit", "3": "3bit", "4": "4bit", "6": "int8"}
@@ -62,8 +63,8 @@ def refuses(layer: nn.Module, plan: Plan) -> str | None:
 def quantize(weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tensor]:
     """Quantize float [N, …] with K values per row to codes and codebooks.
 
-    Returns codes uint8 [N, K * bits / 8], table [N / 32, 2**bits], scale int8 [N, K/64], row_scale float32
-    [N].
+    Returns codes uint8 [N, K * bits / 8], table [N / 32, 2**bits], scale int8 [N, K/64], super_scale
+    float32 [N].
     """
     weight = weight.reshape(weight.shape[0], -1)
     bits = int(plan.quant_option or DEFAULT_BITS)
@@ -76,7 +77,7 @@ def _quantize_piece(weight: Tensor, bits: int, stats: Stats | None) -> dict[str,
     importance = None if stats is None else stats.importance(weight.shape[1])
     table = learn(weight, bits, relative_importance(importance, weight.shape[1]))
     codes, scale, row_scale = fit_calibrated(weight, table, stats)
-    return {"codes": pack(codes, bits), "table": table, "scale": scale, "row_scale": row_scale}
+    return {"codes": pack(codes, bits), "table": table, "scale": scale, "super_scale": row_scale}
 
 
 def _sums(index: Tensor, weights: Tensor, num_tables: int, width: int) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...plan import Plan
+from ..coded_format import dequantize, embedding, experts, linear
 from ..quantizer import Stats
 from ..table_format import (
     NEEDS_STATS,
@@ -18,10 +19,6 @@ from ..table_format import (
     ROWS,
     SHARED,
     WEIGHT_ONLY,
-    dequantize,
-    embedding,
-    experts,
-    linear,
     missing,
     quantize_with,
     refuses,
@@ -33,7 +30,7 @@ TABLE = tuple(value / 6 for value in (*(-m for m in reversed(MAGNITUDES)), *MAGN
 
 
 def quantize(weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tensor]:
-    """Quantize float [N, K] → codes uint8 [N, K/2], table [1, 16], scale int8 [N, K/group], row_scale float32 [N]."""
+    """Quantize float [N, K] → codes uint8 [N, K/2], table [1, 16], scale int8 [N, K/group], super_scale float32 [N]."""
     return quantize_with(weight, TABLE, stats, plan)
 
 

@@ -7,13 +7,13 @@ of 16) are decoded and become int8:weight, and the report says why. Fidelity is 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import ModuleType
 
-import torch
 from torch import Tensor, nn
 
 from ...kernels.expert_layers import ExpertLinear
-from ...kernels.ops.groupwise_codes import decode
 from ...plan import Plan
+from .. import coded_format
 from ..format_constraints import refuses_embedding
 from ..layer_kinds import name_of
 from ..quantizer import Stats
@@ -27,7 +27,6 @@ ROWS = 1
 SHARED = frozenset({"table", "order"})
 SEARCHED = ()  # a search quantizes; without --quant such a source keeps its codes
 CARRIES = True  # codes of the source, where it has any; `quantize` is for those that can't be carried over
-PARTS = ("codes", "scale", "table", "minimum", "super_scale", "super_minimum")
 
 
 def missing() -> str | None:
@@ -47,35 +46,22 @@ def quantize(weight: Tensor, stats: Stats | None, plan: Plan) -> dict[str, Tenso
     return int8.quantize(weight, stats, plan.with_(quant="int8:weight"))
 
 
-def _is_converted(tensors: Mapping[str, Tensor]) -> bool:
-    return "weight_scale" in tensors
-
-
 def dequantize(tensors: Mapping[str, Tensor]) -> Tensor:
-    if _is_converted(tensors):
-        return int8.dequantize(tensors)
-    weight = decode(tensors["codes"], tensors["scale"], *(tensors.get(name) for name in PARTS[2:]))
-    if "order" not in tensors:
-        return weight
-    return torch.empty_like(weight).index_copy_(1, tensors["order"], weight)
+    return _form(tensors).dequantize(tensors)
 
 
 def linear(x: Tensor, tensors: Mapping[str, Tensor], bias: Tensor | None) -> Tensor:
-    if _is_converted(tensors):
-        return int8.linear(x, tensors, bias)
-    if "order" in tensors:
-        x = x.index_select(-1, tensors["order"])
-    return torch.ops.infer.linear_groupwise(x, *(tensors.get(name) for name in PARTS), bias)
+    return _form(tensors).linear(x, tensors, bias)
 
 
 def experts(x: Tensor, expert: Tensor, tensors: Mapping[str, Tensor], features: int, top_k: int) -> Tensor:
-    if _is_converted(tensors):
-        return int8.experts(x, expert, tensors, features, top_k)
-    parts = (tensors.get(name) for name in PARTS)
-    return torch.ops.infer.linear_experts_groupwise(x, expert, *parts, features, top_k)
+    return _form(tensors).experts(x, expert, tensors, features, top_k)
 
 
 def embedding(ids: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-    if _is_converted(tensors):
-        return int8.embedding(ids, tensors)
-    return torch.ops.infer.embedding_groupwise(ids, *(tensors.get(name) for name in PARTS))
+    return _form(tensors).embedding(ids, tensors)
+
+
+def _form(tensors: Mapping[str, Tensor]) -> ModuleType:
+    """Return what computes with the tensors: codes of the source, or int8 where they were converted."""
+    return int8 if "weight_scale" in tensors else coded_format

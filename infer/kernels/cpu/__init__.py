@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from ...errors import NotUsableError
-from ..ops.bitpack import GROUP, bits_of, columns_of, group_of
+from ..ops.bitpack import GROUP
+from ..ops.coded_weight import CodedWeight
 from .build import compiled, library
 from .compile_library import source_digest
 
@@ -135,18 +136,18 @@ def blocks(rows: int) -> int:
     return -(-rows // ROWS)
 
 
-def pack_lut4(
-    codes: Tensor, table: Tensor, scale: Tensor, row_scale: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Pack the tensors of `bitpack` with 2, 3 or 4 bits: codes, scale, table, row_scale of the native layout.
+def pack_lut4(weight: CodedWeight) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Pack a weight in the layout `lut` of 2, 3 or 4 bits: codes, scale, table, row_scale of the native layout.
 
     codes uint8 [blocks, K/64, 512], scale int8 [blocks, K/group, 16], table int8 [blocks, 16] and row_scale float32
     [blocks, 16]; rows beyond N have scale 0.
     """
+    weight.check()
+    codes, table, scale, row_scale = weight.lut_tensors()
     codes, scale = codes.contiguous(), scale.contiguous()
     table, row_scale = table.float().contiguous(), row_scale.float().contiguous()
-    rows, columns, bits = codes.shape[0], columns_of(codes, table), bits_of(table)
-    count, scales = blocks(rows), GROUP // group_of(codes, table, scale)
+    rows, columns = weight.num_rows, weight.columns
+    count, scales = blocks(rows), GROUP // weight.group
     packed = (
         torch.empty((count, columns // GROUP, ROWS * GROUP // 2), dtype=torch.uint8),
         torch.empty((count, columns // GROUP * scales, ROWS), dtype=torch.int8),
@@ -154,7 +155,7 @@ def pack_lut4(
         torch.empty((count, ROWS), dtype=torch.float32),
     )
     load().infer_pack_lut4(
-        *(_pointer(codes), ctypes.c_int(bits), _pointer(table), ctypes.c_int64(table.shape[0])),
+        *(_pointer(codes), ctypes.c_int(weight.bits), _pointer(table), ctypes.c_int64(table.shape[0])),
         *(_pointer(scale), _pointer(row_scale)),
         *(ctypes.c_int64(size) for size in (rows, columns, scales)),
         *map(_pointer, packed),

@@ -1,4 +1,4 @@
-"""Packing of groupwise codes for this CPU, in the layout that src/linear/groupwise_weight.h describes.
+"""Packing of weights in the layout `groupwise` for this CPU, in the form that src/linear/groupwise_weight.h describes.
 
 Codes and scales take the bits that their values need: integers of 2, 3, 5 or 6 bits lie in planes, of 5 or 6 bits
 whether the weight holds them in a bit stream or in bytes, and so do scales and minima of 4 or 6 bits. Codes of up to 4
@@ -14,11 +14,9 @@ from torch.nn import functional as F
 
 from .. import cpu
 from ..ops.bitpack import GROUP, bits_of, unpack
-from ..ops.groupwise_codes import FINE_GROUPS, SUPER, group_columns, num_columns, require_form
-from ..ops.linear_lut import row_blocks
+from ..ops.coded_weight import FINE_GROUPS, GROUPWISE, SUPER, CodedWeight, row_blocks
 from ..ops.linear_packed import rounded_table
 
-GROUPWISE_OPERANDS = ("codes", "scale", "table", "minimum", "super_scale", "super_minimum")
 _FLOAT8 = torch.float8_e4m3fn
 _TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8, _FLOAT8)  # in the order of `ScaleType`
 _INT8, _INT6, _INT4 = 3, 5, 6
@@ -30,20 +28,16 @@ PLANE_BITS = {32: 5, 16: 6}  # of the codes of a group of columns that may lie i
 _SCALE_BITS = {32: (6, _INT6), 16: (4, _INT4)}
 
 
-def groupwise_layout(
-    codes: Tensor,
-    scale: Tensor,
-    table: Tensor | None = None,
-    minimum: Tensor | None = None,
-    super_scale: Tensor | None = None,
-    super_minimum: Tensor | None = None,
-) -> int:
-    """Return the layout of the packed form; raise `ValueError` for groups of other sizes and tensors of other forms."""
-    require_form(codes, scale, table, minimum, super_scale, super_minimum)
-    group = group_columns(codes, scale, table)
+def groupwise_layout(weight: CodedWeight) -> int:
+    """Return the layout of the packed form; raise `ValueError` for tensors that do not belong together."""
+    weight.check()
+    if weight.layout != GROUPWISE:
+        raise ValueError(f"a weight in the layout {weight.layout}")
+    codes, scale, table, minimum, super_scale, super_minimum = weight
+    group = weight.group
     mixed = minimum is not None and minimum.dtype not in (scale.dtype, torch.int8)
     kind = 0 if mixed else _TYPES.index(scale.dtype)
-    if kind == _INT8 and num_columns(codes, table) % SUPER == 0 and group in _SCALE_BITS:
+    if kind == _INT8 and weight.columns % SUPER == 0 and group in _SCALE_BITS:
         bits, packed = _SCALE_BITS[group]
         if minimum is not None and _within(scale, 0, 2**bits) and _within(minimum, 0, 2**bits):
             kind = packed
@@ -108,26 +102,17 @@ def code_bits(layout: int) -> int:
     return 8 if layout >> _BYTES & 1 else (layout >> _INTEGERS & 7) or 4
 
 
-def pack_groupwise(
-    codes: Tensor,
-    scale: Tensor,
-    table: Tensor | None = None,
-    minimum: Tensor | None = None,
-    super_scale: Tensor | None = None,
-    super_minimum: Tensor | None = None,
-    *,
-    layout: int | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Pack the tensors of `groupwise_codes` for the instruction set in use.
+def pack_groupwise(weight: CodedWeight, layout: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Pack a weight for the instruction set in use.
 
     `layout`: that of `groupwise_layout` for a weight of which these are some rows. Returns codes uint8 [blocks, K/64,
     bytes], scale uint8 [blocks, record] and table int8 [blocks, 16]. The code -128 becomes -127: not every instruction
     set can negate it.
     """
-    if layout is None:
-        layout = groupwise_layout(codes, scale, table, minimum, super_scale, super_minimum)
-    rows, columns, kind = codes.shape[0], num_columns(codes, table), layout >> _TYPE & 7
-    packed, entries, unit = _packed_codes(codes, table, layout)
+    layout = groupwise_layout(weight) if layout is None else layout
+    codes, scale, table, minimum, super_scale, super_minimum = weight
+    rows, columns, kind = weight.num_rows, weight.columns, layout >> _TYPE & 7
+    packed, entries, unit = _packed_codes(weight, layout)
     unit = unit.expand(rows)[:, None]
     if kind == _TYPES.index(_FLOAT8) and super_scale is not None:
         unit = unit / super_scale
@@ -150,13 +135,16 @@ def pack_groupwise(
     return packed.reshape(cpu.blocks(rows), columns // GROUP, -1), record, entries
 
 
-def _packed_codes(codes: Tensor, table: Tensor | None, layout: int) -> tuple[Tensor, Tensor, Tensor]:
+def _packed_codes(weight: CodedWeight, layout: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return packed codes, tables of the blocks and the value of one code step, float32 [1]."""
-    rows, columns, bits = codes.shape[0], num_columns(codes, table), code_bits(layout)
+    codes, table = weight.codes, weight.table
+    rows, columns, bits = weight.num_rows, weight.columns, code_bits(layout)
     entries, unit = torch.zeros((cpu.blocks(rows), cpu.ROWS), dtype=torch.int8), torch.ones(1)
     if bits == 4 and table is not None:
         unused = torch.zeros((rows, columns // GROUP), dtype=torch.int8)
-        packed, _, rounded, factor = cpu.pack_lut4(codes, table, unused, torch.ones(rows))
+        packed, _, rounded, factor = cpu.pack_lut4(
+            CodedWeight(codes, unused, table, super_scale=torch.ones(rows))
+        )
         return (
             (packed, entries, unit) if layout >> _INTEGERS & 7 else (packed, rounded, factor[:1, 0] / LEVELS)
         )

@@ -7,21 +7,21 @@ instruction set at hand, so that artifacts hold weights once and run on any mach
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
 from .. import cpu
-from ..ops.bitpack import GROUP, TABLE_ROWS, bits_of, columns_of, decode, group_of, tables_of_rows
-from ..ops.groupwise_codes import num_columns
+from ..ops import coded_weight
+from ..ops.bitpack import GROUP
+from ..ops.coded_weight import CodedWeight, rows_of
 from ..ops.linear_int8 import row_step, to_grid
-from ..ops.linear_lut import row_blocks
 from .conv_weight_layout import ConvPacking, pack_conv
-from .groupwise_layout import GROUPWISE_OPERANDS, code_bytes, groupwise_layout, pack_groupwise, record_bytes
+from .groupwise_layout import code_bytes, groupwise_layout, pack_groupwise, record_bytes
 from .large_pages import LargePages
 
+CODES = "codes"  # a `CodedWeight`, packed to LUT, GROUPWISE or INT8
 LUT, INT8, BALANCED, WEIGHT, GROUPWISE = "lut4", "int8", "int8_balanced", "int8_weight", "groupwise"
 PARTS = {
     LUT: ("codes", "scale", "table", "row_scale"),
@@ -34,22 +34,25 @@ WIDEST = 4  # bits of a code that one byte shuffle can look up; wider ones becom
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """The portable tensors of one layer, by the names of weights."""
+    """The portable tensors of one layer: the names of weights by part."""
 
-    codes: str
-    scale: str
+    names: dict[str, str]
     rows: int
     columns: int
-    table: str | None = None
-    row_scale: str | None = None
-    x_scale: str | None = None
-    x_multiplier: str | None = None
-    bias: str | None = None
     group: int = GROUP  # columns that share a scale of a table
-    minimum: str | None = None
-    super_scale: str | None = None
-    super_minimum: str | None = None
     layout: int = 0  # of groupwise codes, see cpu/src/linear/groupwise_weight.h
+
+    @property
+    def bias(self) -> str | None:
+        return self.names.get("bias")
+
+    @property
+    def x_scale(self) -> str | None:
+        return self.names.get("x_scale")
+
+    @property
+    def x_multiplier(self) -> str | None:
+        return self.names.get("x_multiplier")
 
 
 def packed_from(kind: str, names: Mapping[str, str], tensors: Mapping[str, Tensor]) -> tuple[str, Layer]:
@@ -57,31 +60,47 @@ def packed_from(kind: str, names: Mapping[str, str], tensors: Mapping[str, Tenso
 
     Tables of codes wider than `WIDEST` bits become int8.
     """
-    codes = tensors[names["codes"]]
-    parts: dict[str, Any] = {**names, "rows": codes.shape[0], "columns": codes.shape[1]}
-    layer = Layer(**parts)
-    if kind == GROUPWISE:
-        held = {name: tensors[stored] for name, stored in names.items() if name != "bias"}
-        layout = groupwise_layout(**held)
-        return kind, msgspec.structs.replace(
-            layer, columns=num_columns(codes, held.get("table")), layout=layout
-        )
-    if kind != LUT:
-        return kind, layer
-    table, scale = tensors[names["table"]], tensors[names["scale"]]
-    layer = msgspec.structs.replace(layer, columns=columns_of(codes, table))
-    if bits_of(table) > WIDEST:
+    rows, columns = tensors[names["codes"]].shape
+    if kind != CODES:
+        return kind, Layer(dict(names), rows, columns)
+    weight = CodedWeight.of({part: tensors[name] for part, name in names.items()})
+    layer = Layer(dict(names), rows, weight.columns)
+    if weight.layout == coded_weight.GROUPWISE:
+        return GROUPWISE, msgspec.structs.replace(layer, layout=groupwise_layout(weight))
+    if weight.bits > WIDEST:
         return INT8, layer
-    return kind, msgspec.structs.replace(layer, group=group_of(codes, table, scale))
+    return LUT, msgspec.structs.replace(layer, group=weight.group)
 
 
-def groupwise_shapes(blocks: int, layer: Layer) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Return shapes and dtypes of the packed operands of groupwise codes."""
-    return {
-        "codes": ((blocks, layer.columns // GROUP, code_bytes(layer.layout)), torch.uint8),
-        "scale": ((blocks, record_bytes(layer.layout, layer.columns)), torch.uint8),
-        "table": ((blocks, cpu.ROWS), torch.int8),
+def operand_shapes(kind: str, layer: Layer, count: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Return shape and dtype of each packed operand, of `count` blocks of rows."""
+    columns = layer.columns
+    if kind == LUT:
+        return {
+            "codes": ((count, columns // GROUP, cpu.ROWS * GROUP // 2), torch.uint8),
+            "scale": ((count, columns // layer.group, cpu.ROWS), torch.int8),
+            "table": ((count, cpu.ROWS), torch.int8),
+            "row_scale": ((count, cpu.ROWS), torch.float32),
+        }
+    if kind == GROUPWISE:
+        return {
+            "codes": ((count, columns // GROUP, code_bytes(layer.layout)), torch.uint8),
+            "scale": ((count, record_bytes(layer.layout, columns)), torch.uint8),
+            "table": ((count, cpu.ROWS), torch.int8),
+        }
+    shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+        "codes": ((count, -(-columns // 4), cpu.ROWS, 4), torch.int8),
+        "scale": ((count, cpu.ROWS), torch.float32),
+        "row_sum": ((count, cpu.ROWS), torch.int32),
     }
+    return {part: shapes[part] for part in PARTS[kind]}
+
+
+def sizes(kind: str, layer: Layer, features: int) -> list[int]:
+    """Return the integers that a packed operator takes after its tensors; `features`: rows of a result."""
+    if kind == GROUPWISE:
+        return [layer.layout, features]
+    return [features] if kind == LUT else [features, layer.columns]
 
 
 class Packing(msgspec.Struct, frozen=True, tag="linear"):
@@ -122,21 +141,9 @@ class ExpertsPacking(msgspec.Struct, frozen=True, tag="experts"):
 
     def of_expert(self, expert: int, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the portable tensors of one expert by the names of all; a shared table stays whole."""
-        rows = slice(expert * self.features, (expert + 1) * self.features)
-        tables = slice(rows.start // TABLE_ROWS, rows.stop // TABLE_ROWS)
-        layer = self.layer
-        named = (
-            layer.codes,
-            layer.scale,
-            layer.row_scale,
-            layer.minimum,
-            layer.super_scale,
-            layer.super_minimum,
-        )
-        found = {name: weights[name][rows] for name in named if name is not None}
-        if (table := self.layer.table) is not None:
-            found[table] = weights[table] if len(weights[table]) == 1 else weights[table][tables]
-        return found
+        held = {part: weights[name] for part, name in self.layer.names.items()}
+        rows = rows_of(held, expert * self.features, (expert + 1) * self.features)
+        return {self.layer.names[part]: tensor for part, tensor in rows.items()}
 
 
 AnyPacking = Packing | ConvPacking | ExpertsPacking
@@ -180,29 +187,23 @@ def pack_vectors(packing: Packing, weights: Mapping[str, Tensor]) -> dict[str, T
 
 def pack_layer(kind: str, layer: Layer, weights: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
     """Return the packed tensors of one layer, in the order of `PARTS[kind]`."""
+    held = {part: weights[name] for part, name in layer.names.items()}
     if kind == GROUPWISE:
-        names = {name: getattr(layer, name) for name in GROUPWISE_OPERANDS}
-        held = {name: weights[stored] for name, stored in names.items() if stored is not None}
-        return pack_groupwise(**held, layout=layer.layout)
+        return pack_groupwise(CodedWeight.of(held), layer.layout)
     if kind == LUT:
-        lut = (layer.codes, layer.table, layer.scale, layer.row_scale)
-        return cpu.pack_lut4(*(weights[str(name)] for name in lut))
-    codes, scale = weights[layer.codes], weights[layer.scale]
-    if layer.table is not None:
-        codes, scale = as_int8(codes, weights[layer.table], scale, weights[str(layer.row_scale)])
+        return cpu.pack_lut4(CodedWeight.of(held))
+    codes, scale = as_int8(CodedWeight.of(held)) if "table" in held else (held["codes"], held["scale"])
     return cpu.pack_int8(codes, scale)[: len(PARTS[kind])]
 
 
-def as_int8(codes: Tensor, table: Tensor, scale: Tensor, row_scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Tensors of `bitpack` → int8 codes [N, K] and a scale [N]: for codes too wide to be looked up in registers.
+def as_int8(weight: CodedWeight) -> tuple[Tensor, Tensor]:
+    """Return int8 codes [N, K] and a scale [N], for codes too wide to be looked up in registers.
 
     One scale for each row adds about 0.8 % of error to the weights, where 6-bit codes have 2.4 %.
     """
     parts = []
-    for start, stop in row_blocks(codes.shape[0], columns_of(codes, table)):
-        block = slice(start, stop)
-        tables = tables_of_rows(stop - start, table, start)
-        weight = decode(codes[block], table, scale[block], row_scale[block], tables)
-        step = row_step(weight)
-        parts.append((to_grid(weight, step).to(torch.int8), step.squeeze(1)))
+    for block in weight.blocks():
+        values = block.decode()
+        step = row_step(values)
+        parts.append((to_grid(values, step).to(torch.int8), step.squeeze(1)))
     return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])

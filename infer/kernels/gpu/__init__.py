@@ -1,11 +1,10 @@
 """GPU twins of the quantized operators, in Triton: `register()` gives them to CUDA tensors.
 
-    linear_lut                      `lut/`: GEMV, tensor-core GEMM, or decoded for cuBLAS
+    linear_codes                    `lut/` and `groupwise/`: GEMV, tensor-core GEMM, or decoded for cuBLAS
     linear_lut4_fragments           `lut/`: 4-bit weights in the order of tensor-core fragments
-    linear_groupwise                `groupwise/`: codes of a checkpoint, the same three ways
     linear_int8, _static, _weight   `int8/`: exact int32 sums, or float activations
     linear_fp8                      `fp8`, through `torch._scaled_mm`
-    embedding_lut, embedding_int8   `embedding`; embedding_groupwise `groupwise/`
+    embedding_codes, _int8          `embedding`
     linear_experts and its forms    `experts`: grouped, only the experts asked for; on groupwise codes in `groupwise/`
     gated_delta, ssd_scan, …        `state_space`: layers over a state cache
 
@@ -30,21 +29,18 @@ from ..ops.define_op import NAMESPACE, decompositions, library
 OLDEST = (8, 0)  # compute capability of the GPUs that the kernels were compiled for in the tests: 8.0 and 9.0
 _STATE_LAYERS = ("causal_conv", "gated_delta", "linear_scan", "selective_scan", "ssd_scan")
 _WHERE = {
-    "linear_lut": "lut.linear_lut",
+    "linear_codes": "linear_codes",
     "linear_lut4_fragments": "lut.linear_lut4_fragments",
-    "linear_groupwise": "groupwise.linear_groupwise",
-    "embedding_groupwise": "groupwise.groupwise_decode",
     "linear_int8": "int8.linear_int8",
     "linear_int8_static": "int8.linear_int8",
     "linear_int8_weight": "int8.linear_int8",
     "linear_fp8": "fp8",
-    "embedding_lut": "embedding",
+    "embedding_codes": "embedding",
     "embedding_int8": "embedding",
     "linear_experts": "experts",
     "linear_experts_int8": "experts",
     "linear_experts_int8_weight": "experts",
-    "linear_experts_lut": "experts",
-    "linear_experts_groupwise": "groupwise.linear_experts_groupwise",
+    "linear_experts_codes": "experts",
     **dict.fromkeys(_STATE_LAYERS, "state_space"),
 }
 

@@ -1,4 +1,4 @@
-"""`embedding_lut` and `embedding_int8` on a GPU: rows gathered and decoded in one kernel.
+"""`embedding_codes` and `embedding_int8` on a GPU: rows gathered and decoded in one kernel.
 
 An id outside the table can't raise from inside a kernel: it is checked first as torch's own `F.embedding` does on CUDA,
 by an assertion on the device that stops the process's CUDA work.
@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..ops.coded_weight import LUT, CodedWeight
+from .groupwise import groupwise_decode
 from .launch import cdiv, launch, same_device
-from .lut.lut_decode import decode
+from .lut import lut_decode
 
 _BLOCK = 1024
 
@@ -53,10 +55,20 @@ def embedding_int8(ids: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
     return out.reshape(*ids.shape, num_columns)
 
 
-def embedding_lut(ids: Tensor, codes: Tensor, table: Tensor, scale: Tensor, row_scale: Tensor) -> Tensor:
-    """`infer::embedding_lut` on CUDA tensors: ids of any shape → [*ids.shape, K] in the table's dtype."""
-    same_device(ids, codes, table, scale, row_scale)
-    rows = decode(codes, table, scale, row_scale, table.dtype, _checked(ids, codes.shape[0]))
+def embedding_codes(
+    ids: Tensor,
+    codes: Tensor,
+    scale: Tensor,
+    table: Tensor | None,
+    minimum: Tensor | None,
+    super_scale: Tensor | None,
+    super_minimum: Tensor | None,
+) -> Tensor:
+    """`infer::embedding_codes` on CUDA tensors: ids of any shape → float32 [*ids.shape, K]."""
+    weight = CodedWeight(codes, scale, table, minimum, super_scale, super_minimum)
+    same_device(ids, *weight)
+    decode = lut_decode.decode if weight.layout == LUT else groupwise_decode.decode
+    rows = decode(weight, torch.float32, _checked(ids, weight.num_rows))
     return rows.reshape(*ids.shape, rows.shape[1])
 
 

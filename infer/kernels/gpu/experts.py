@@ -11,13 +11,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..ops.bitpack import LEVELS, TABLE_ROWS, bits_of, group_of
+from ..ops.bitpack import LEVELS
+from ..ops.coded_weight import LUT, CodedWeight
 from .epilogue import product
 from .expert_tiles import load_places, placed, store_places
+from .groupwise import groupwise_experts
 from .int8.int8_gemv import INTERPRETED
 from .int8.int8_quantize import quantize_rows
 from .launch import flat_rows, launch, same_device
-from .lut.lut_decode import tile
+from .lut.lut_decode import pointers, table_rows, tile
 
 _LEVELS = tl.constexpr(LEVELS)
 _BK = 64
@@ -121,38 +123,44 @@ def _dense(
     store_places(out_ptr, y, n, num_out, place, kept)
 
 
-def linear_experts_lut(
-    x: Tensor, expert: Tensor, codes: Tensor, table: Tensor, scale: Tensor, row_scale: Tensor,
-    features: int, top_k: int,
+def linear_experts_codes(
+    x: Tensor, expert: Tensor, codes: Tensor, scale: Tensor, table: Tensor | None, minimum: Tensor | None,
+    super_scale: Tensor | None, super_minimum: Tensor | None, features: int, top_k: int,
 ) -> Tensor:  # fmt: skip
-    """`infer::linear_experts_lut` on CUDA tensors; half-precision x rounds the table to its type."""
-    same_device(x, expert, codes, table, scale, row_scale)
-    rows, count = flat_rows(x), codes.shape[0] // features
-    tiles, block, grid = placed(rows, expert, count, features, top_k)
-    out = rows.new_empty((expert.numel(), features))
+    """`infer::linear_experts_codes` on CUDA tensors: x [R, K], expert int64 [R * top_k] → [R * top_k, features].
+
+    Half-precision x rounds the table or the weight to its type.
+    """
+    weight = CodedWeight(codes, scale, table, minimum, super_scale, super_minimum)
+    same_device(x, expert, *weight)
+    multiply = lut_tiles if weight.layout == LUT else groupwise_experts.linear
+    return multiply(flat_rows(x), expert, weight, features, top_k).to(x.dtype)
+
+
+def lut_tiles(x: Tensor, expert: Tensor, weight: CodedWeight, features: int, top_k: int) -> Tensor:
+    """Multiply x [R, K] by its routed experts: [R * top_k, features] in x's dtype."""
+    tiles, block, grid = placed(x, expert, weight.num_rows // features, features, top_k)
+    out = x.new_empty((expert.numel(), features))
     launch(
         _lut,
         grid,
-        rows,
-        codes.contiguous(),
-        table.float().contiguous(),
-        scale.contiguous(),
-        row_scale.contiguous(),
+        x,
+        *pointers(weight),
         *tiles[:4],
         out,
         features,
-        scale.shape[1],
-        table.shape[0],
+        weight.scale.shape[1],
+        len(weight.lut_tensors()[1]),
         TOP_K=top_k,
-        BITS=bits_of(table),
-        TABLES=TABLE_ROWS if table.shape[0] > 1 else 0,
+        BITS=weight.bits,
+        TABLES=table_rows(weight),
         BM=tiles.height,
         BN=block,
-        GROUP=group_of(codes, table, scale),
+        GROUP=weight.group,
         num_warps=4,
         num_stages=3,
     )
-    return out.to(x.dtype)
+    return out
 
 
 def linear_experts_int8(

@@ -10,27 +10,30 @@ from torch import Tensor
 
 from ..ops import linear_lut4_fragments as fragments
 from ..ops.bitpack import GROUP
+from ..ops.coded_weight import CodedWeight
 
 PARTS = ("codes", "table", "planes", "scale", "row_scale")
 
 
 class FragmentLayer(msgspec.Struct, frozen=True):
-    """The portable tensors of one layer, by the names of weights; of `linear_groupwise` without a row scale."""
+    """The portable tensors of one layer: names of weights by part of `CodedWeight`, and of the bias."""
 
-    codes: str
-    table: str
-    scale: str
-    row_scale: str | None
-    bias: str | None
+    names: dict[str, str]
     rows: int
-    minimum: str | None = None
+
+    @property
+    def bias(self) -> str | None:
+        return self.names.get("bias")
+
+    def weight(self, tensors: Mapping[str, Tensor]) -> CodedWeight:
+        return CodedWeight.of({part: tensors[name] for part, name in self.names.items()})
 
 
 class FragmentPacking(msgspec.Struct, frozen=True):
     """Operands `<name>_codes` and so on of one layer or of several with the same input, each in whole blocks of rows.
 
     `uniform`: every table is `step * (code - zero)`, which needs half of the instructions. `group`, `factors`,
-    `minima`: columns of a group and the types of scales and minima of groupwise layers, where they have them.
+    `minima`: columns of a group and the types of scales and minima in the layout `groupwise`, where it has them.
     """
 
     name: str
@@ -81,11 +84,8 @@ def pack(packings: Sequence[FragmentPacking], weights: Mapping[str, Tensor]) -> 
     """Return the packed tensors by name, on the device of the portable `weights`."""
     made: dict[str, Tensor] = {}
     for packing in packings:
-        parts = []
-        for one in packing.layers:
-            codes, table = weights[one.codes], weights[one.table]
-            row_scale = None if one.row_scale is None else weights[one.row_scale]
-            parts.append(fragments.pack(codes, table, weights[one.scale], row_scale, packing.uniform))
+        given = [layer.weight(weights) for layer in packing.layers]
+        parts = [fragments.pack(weight, packing.uniform) for weight in given]
         for i, part in enumerate(PARTS):
             axis = 1 if part == "scale" else 0
             tensors = [layer[i] for layer in parts]
@@ -96,13 +96,8 @@ def pack(packings: Sequence[FragmentPacking], weights: Mapping[str, Tensor]) -> 
                 if layer.bias:
                     bias[start : start + layer.rows] = weights[layer.bias]
             made[f"{packing.name}_bias"] = bias
-        minima = [fragments.pack_factors(_minima(one, weights)) for one in packing.layers if one.minimum]
-        if minima:
-            made[f"{packing.name}_minimum"] = torch.cat(minima, 1)
+        if packing.minima is not None:
+            dtype = getattr(torch, packing.minima)
+            minima = [found.to(dtype) for weight in given if (found := weight.minima()) is not None]
+            made[f"{packing.name}_minimum"] = torch.cat([*map(fragments.pack_factors, minima)], 1)
     return made
-
-
-def _minima(layer: FragmentLayer, weights: Mapping[str, Tensor]) -> Tensor:
-    """Return the minima of a layer as numbers: int8 ones are steps of the scales."""
-    minimum, scale = weights[str(layer.minimum)], weights[layer.scale]
-    return minimum * scale.float() if minimum.dtype == torch.int8 else minimum

@@ -12,12 +12,18 @@ import torch
 import triton
 import triton.language as tl
 
+from ..ops.coded_weight import CodedWeight
 from .launch import cdiv
 from .split_columns import even_parts, power_above, split_of
 
 MAX_ROWS = 8  # of x in one program
 WORDS = {2: 1, 3: 3, 4: 1, 5: 5, 6: 3, 8: 2}  # 32-bit words of a unit, by bits of a code
 _WEIGHTS = 128  # of one lane in one step, at one row of x: bounds the registers
+
+
+def usable(weight: CodedWeight) -> bool:
+    """Tell if rows of codes are whole units of words: 3-bit codes need a multiple of 32 columns."""
+    return weight.columns > 0 and weight.codes.shape[1] % (4 * WORDS[weight.bits]) == 0
 
 
 class Blocks(NamedTuple):

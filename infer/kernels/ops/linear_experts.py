@@ -3,7 +3,7 @@
     linear_experts                float weights [E, N, K], or [E, K, N] when `transposed`
     linear_experts_int8           int8 codes [E * N, K], activations to int8 per token
     linear_experts_int8_weight    int8 codes, float activations
-    linear_experts_lut            indices into tables, the tensors of `bitpack` with E * N rows
+    linear_experts_codes          codes with scales, the tensors of `coded_weight` with E * N rows
 
 x is [R, K], expert int64 [R * top_k], the result [R * top_k, N] in x's dtype: row i of x goes to the experts
 `expert[i * top_k : (i + 1) * top_k]`. The references gather the rows of each expert that is asked for and compute
@@ -13,13 +13,15 @@ with the operator of a plain linear layer, so that no other expert's weights are
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .bitpack import TABLE_ROWS
+from .coded_weight import rows_of
 from .define_op import define
+from .linear_codes import WEIGHT
 
 
 def by_expert(
@@ -88,106 +90,56 @@ define(
 )
 
 
-def _of_int8(name: str) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """Return reference and decomposition of `linear_experts_<name>`, from the operators of one layer."""
+def _of(name: str, parts: tuple[str, ...]) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """Return reference and decomposition of `linear_experts_<name>`, from the operator of one layer.
 
-    def one(codes: Tensor, scale: Tensor, features: int) -> Callable[[Tensor, int], Tensor]:
+    `parts`: names of the operands that hold the rows of one expert after another.
+    """
+
+    def one(given: tuple[Any, ...], features: int) -> Callable[[Tensor, int], Tensor]:
+        held = {part: tensor for part, tensor in zip(parts, given, strict=True) if tensor is not None}
         op = getattr(torch.ops.infer, f"linear_{name}")
-        return lambda rows, e: op(
-            rows, codes[e * features : (e + 1) * features], scale[e * features : (e + 1) * features]
-        )
 
-    def reference(
-        x: Tensor, expert: Tensor, codes: Tensor, scale: Tensor, features: int, top_k: int
-    ) -> Tensor:
-        return by_expert(x, expert, len(codes) // features, features, top_k, one(codes, scale, features))
+        def compute(rows: Tensor, e: int) -> Tensor:
+            own = rows_of(held, e * features, (e + 1) * features)
+            return op(rows, *map(own.get, parts))  # type: ignore[no-any-return]
 
-    def plain(x: Tensor, expert: Tensor, codes: Tensor, scale: Tensor, features: int, top_k: int) -> Tensor:
-        return every_expert(x, expert, len(codes) // features, top_k, one(codes, scale, features))
+        return compute
+
+    def reference(x: Tensor, expert: Tensor, *given: Any) -> Tensor:
+        *tensors, features, top_k = given
+        compute = one(tuple(tensors), features)
+        return by_expert(x, expert, len(tensors[0]) // features, features, top_k, compute)
+
+    def plain(x: Tensor, expert: Tensor, *given: Any) -> Tensor:
+        *tensors, features, top_k = given
+        return every_expert(x, expert, len(tensors[0]) // features, top_k, one(tuple(tensors), features))
 
     return reference, plain
 
 
-def _int8_shape(x: Tensor, expert: Tensor, codes: Tensor, scale: Tensor, features: int, top_k: int) -> Tensor:
+def _shape(x: Tensor, expert: Tensor, *given: Any) -> Tensor:
+    return x.new_empty((expert.shape[0], given[-2]))
+
+
+def _int8_shape(x: Tensor, expert: Tensor, codes: Tensor, *given: Any) -> Tensor:
     torch._check(
         x.shape[-1] == codes.shape[1], lambda: f"x has {x.shape[-1]} columns, codes {codes.shape[1]}"
     )
-    return x.new_empty((expert.shape[0], features))
+    return _shape(x, expert, *given)
 
 
-for _name in ("int8", "int8_weight"):
-    _reference, _plain = _of_int8(_name)
+_FORMS = {
+    "int8": ("Tensor codes, Tensor scale", _int8_shape),
+    "int8_weight": ("Tensor codes, Tensor scale", _int8_shape),
+    "codes": (WEIGHT, _shape),
+}
+for _name, (_operands, _of_shape) in _FORMS.items():
+    _reference, _plain = _of(_name, tuple(operand.split()[1] for operand in _operands.split(", ")))
     define(
-        f"linear_experts_{_name}(Tensor x, Tensor expert, Tensor codes, Tensor scale, int features, int top_k) "
-        "-> Tensor",
+        f"linear_experts_{_name}(Tensor x, Tensor expert, {_operands}, int features, int top_k) -> Tensor",
         _reference,
-        _int8_shape,
+        _of_shape,
         _plain,
         sparse=True,
     )
-
-
-def _one_lut(
-    codes: Tensor, table: Tensor, scale: Tensor, row_scale: Tensor, features: int
-) -> Callable[[Tensor, int], Tensor]:
-    """Compute with the rows of one expert; a table for each `TABLE_ROWS` rows begins anew with each expert."""
-
-    def compute(rows: Tensor, e: int) -> Tensor:
-        part = slice(e * features, (e + 1) * features)
-        own = table
-        if len(table) > 1:
-            own = table[e * features // TABLE_ROWS : (e + 1) * features // TABLE_ROWS]
-        return torch.ops.infer.linear_lut(rows, codes[part], own, scale[part], row_scale[part])
-
-    return compute
-
-
-def _lut(
-    x: Tensor,
-    expert: Tensor,
-    codes: Tensor,
-    table: Tensor,
-    scale: Tensor,
-    row_scale: Tensor,
-    features: int,
-    top_k: int,
-) -> Tensor:
-    one = _one_lut(codes, table, scale, row_scale, features)
-    return by_expert(x, expert, len(codes) // features, features, top_k, one)
-
-
-def _lut_plain(
-    x: Tensor,
-    expert: Tensor,
-    codes: Tensor,
-    table: Tensor,
-    scale: Tensor,
-    row_scale: Tensor,
-    features: int,
-    top_k: int,
-) -> Tensor:
-    one = _one_lut(codes, table, scale, row_scale, features)
-    return every_expert(x, expert, len(codes) // features, top_k, one)
-
-
-def _lut_shape(
-    x: Tensor,
-    expert: Tensor,
-    codes: Tensor,
-    table: Tensor,
-    scale: Tensor,
-    row_scale: Tensor,
-    features: int,
-    top_k: int,
-) -> Tensor:
-    return x.new_empty((expert.shape[0], features))
-
-
-define(
-    "linear_experts_lut(Tensor x, Tensor expert, Tensor codes, Tensor table, Tensor scale, Tensor row_scale, "
-    "int features, int top_k) -> Tensor",
-    _lut,
-    _lut_shape,
-    _lut_plain,
-    sparse=True,
-)

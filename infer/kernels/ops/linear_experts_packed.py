@@ -1,6 +1,7 @@
 """Layers of experts on weights packed for this CPU, which `prepack` puts in place of the portable operators.
 
-    linear_experts_lut4_packed           `linear_experts_lut`, activations to int8 for each group of 64 columns
+    linear_experts_lut4_packed           `linear_experts_codes`, as `linear_lut4_packed`
+    linear_experts_groupwise_packed      `linear_experts_codes`, as `linear_groupwise_packed`
     linear_experts_int8_packed           `linear_experts_int8`, activations on an asymmetric grid for each row
     linear_experts_int8_weight_packed    `linear_experts_int8_weight`
 
@@ -9,6 +10,8 @@ expert's rows padded to whole blocks. A row has the bits that `linear_*_packed` 
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from torch import Tensor
 
@@ -20,10 +23,19 @@ def _shape(x: Tensor, expert: Tensor, *rest: object) -> Tensor:
     return x.new_empty((expert.shape[0], features))
 
 
+def _groupwise_shape(x: Tensor, expert: Tensor, *rest: Any) -> Tensor:
+    return x.new_empty((expert.shape[0], rest[-2]))
+
+
 declare(
     "linear_experts_lut4_packed(Tensor x, Tensor expert, Tensor codes, Tensor scale, Tensor table, Tensor row_scale, "
     "int features, int top_k) -> Tensor",
     _shape,
+)
+declare(
+    "linear_experts_groupwise_packed(Tensor x, Tensor expert, Tensor codes, Tensor scale, Tensor table, int layout, "
+    "int features, int top_k) -> Tensor",
+    _groupwise_shape,
 )
 declare(
     "linear_experts_int8_packed(Tensor x, Tensor expert, Tensor codes, Tensor scale, Tensor row_sum, int features, "

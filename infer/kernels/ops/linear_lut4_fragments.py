@@ -1,4 +1,4 @@
-"""`linear_lut` and `linear_groupwise` of 4-bit codes in the order of tensor-core fragments, for GPUs.
+"""`linear_codes` of 4-bit codes in the order of tensor-core fragments, for GPUs.
 
 One word of 32 bits holds the eight codes that one lane needs for one m16n8k16 product, so that a kernel decodes in
 registers what it has loaded and moves nothing between lanes (the idea of Marlin, Frantar et al. 2024). Rows are padded
@@ -10,7 +10,7 @@ to blocks of `BLOCK`, columns to `UNIT`; several layers with the same input foll
     scale      int8    [K / 256, N, 4]         four groups of 64 columns in a word; 0 where columns are padding
     row_scale  float32 [N]
 
-Of `linear_groupwise` with groups of a multiple of 64 columns and no super-scales:
+Of the layout `groupwise` with groups of a multiple of 64 columns and no super-scales:
 
     scale      float   [K / group, N]          float32, float16 or bfloat16, as the checkpoint has it
     row_scale  float32 [N]                     127
@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .bitpack import GROUP, LEVELS, TABLE_ROWS, columns_of, unpack
+from .bitpack import GROUP, LEVELS, TABLE_ROWS, unpack
+from .coded_weight import CodedWeight
 from .define_op import define
 
 BLOCK = 128  # rows: the tallest tile of a kernel
@@ -112,26 +113,26 @@ def pack_factors(values: Tensor) -> Tensor:
     return _padded(values, 0, BLOCK).t().contiguous()
 
 
-def pack(
-    codes: Tensor, table: Tensor, scale: Tensor, row_scale: Tensor | None, uniform: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return codes, table, planes, scale and row scale of one layer; the arguments are the tensors of `bitpack`.
+def pack(weight: CodedWeight, uniform: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return codes, table, planes, scale and row scale of one layer.
 
-    Of `groupwise_codes` where the row scale is None. `uniform`: the tables are so, see `uniform_zero`; entries are then
-    integers and the row scale has their step.
+    `uniform`: the tables are so, see `uniform_zero`; entries are then integers and the row scale has their step.
     """
-    num_rows, columns = codes.shape[0], columns_of(codes, table)
-    padded_groups = -(-columns // UNIT) * 4
+    codes, table = weight.codes, weight.table
+    if table is None or weight.bits != 4:
+        raise ValueError(f"codes of {weight.bits} bits")
+    num_rows, padded_groups = weight.num_rows, -(-weight.columns // UNIT) * 4
     parts = []
     for start in range(0, num_rows, _ROWS_AT_ONCE):
         part = unpack(codes[start : start + _ROWS_AT_ONCE], 4)
         parts.append(_words(_padded(_padded(part, 1, UNIT), 0, BLOCK), uniform))
     words = torch.cat(parts) if parts else codes.new_zeros((0, padded_groups, 128), dtype=torch.int32)
+    row_scale = weight.super_scale
     if row_scale is None:
-        packed_scale = pack_factors(scale)
+        packed_scale = pack_factors(weight.scale)
         row_scale = torch.full((num_rows,), float(LEVELS), device=codes.device)
     else:
-        scales = _padded(_padded(scale, 1, 4), 0, BLOCK)
+        scales = _padded(_padded(weight.scale, 1, 4), 0, BLOCK)
         packed_scale = scales.reshape(scales.shape[0], -1, 4).transpose(0, 1).contiguous()
     tables = -(-num_rows // BLOCK) * BLOCK // TABLE_ROWS
     spread = table.float()

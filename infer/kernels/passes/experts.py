@@ -8,26 +8,15 @@ import torch
 from torch import Tensor, fx
 
 from .. import cpu
-from ..cpu.weight_layout import (
-    GROUPWISE,
-    INT8,
-    LUT,
-    PARTS,
-    WEIGHT,
-    ExpertsPacking,
-    groupwise_shapes,
-    packed_from,
-)
-from ..ops.bitpack import GROUP
+from ..cpu.weight_layout import CODES, INT8, WEIGHT, ExpertsPacking, operand_shapes, packed_from, sizes
+from ..ops.coded_weight import CodedWeight
 from .graph_pass import Rewriter
 
 KINDS = {
-    "infer.linear_experts_lut.default": LUT,
+    "infer.linear_experts_codes.default": CODES,
     "infer.linear_experts_int8.default": INT8,
     "infer.linear_experts_int8_weight.default": WEIGHT,
-    "infer.linear_experts_groupwise.default": GROUPWISE,
 }
-WEIGHTS = ("codes", "table", "scale", "row_scale", "minimum", "super_scale", "super_minimum")
 
 
 class ExpertsRewriter(Rewriter):
@@ -48,7 +37,7 @@ class ExpertsRewriter(Rewriter):
         kind = KINDS.get(str(node.target)) if node.op == "call_function" else None
         if kind is None or node.meta["val"].device.type != "cpu" or node.meta["val"].dtype == torch.float64:
             return None
-        names = {name: found for name, found in self._names_of(node).items() if name in WEIGHTS}
+        names = {name: found for name, found in self._names_of(node).items() if name in CodedWeight._fields}
         if not names or "" in names.values():
             return None
         features = int(self._argument(node, "features"))
@@ -62,38 +51,16 @@ class ExpertsRewriter(Rewriter):
     def _replace_experts(self, node: fx.Node, packing: ExpertsPacking) -> None:
         x, expert, top_k = (self._argument(node, name) for name in ("x", "expert", "top_k"))
         result: Tensor = node.meta["val"]
+        blocks = packing.num_experts * cpu.blocks(packing.features)
         operands = [
             self._operand(f"{packing.name}_{part}", shape, dtype, result)
-            for part, (shape, dtype) in _shapes(packing).items()
+            for part, (shape, dtype) in operand_shapes(packing.kind, packing.layer, blocks).items()
         ]
-        columns = [] if packing.kind == LUT else [packing.layer.columns]
-        sizes = [packing.features, *columns]
-        if packing.kind == GROUPWISE:
-            sizes = [packing.layer.layout, packing.features]
+        numbers = (*sizes(packing.kind, packing.layer, packing.features), top_k)
         op = getattr(torch.ops.infer, f"linear_experts_{packing.kind}_packed").default
         with self._graph.inserting_before(node):
             values = self._cast(x, torch.float32)
-            whole = self._graph.call_function(op, (values, expert, *operands, *sizes, top_k))
+            whole = self._graph.call_function(op, (values, expert, *operands, *numbers))
             whole.meta = {**node.meta, "val": result.new_empty(result.shape, dtype=torch.float32)}
             node.replace_all_uses_with(self._cast(whole, result.dtype))
         self._graph.erase_node(node)
-
-
-def _shapes(packing: ExpertsPacking) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    count = packing.num_experts * cpu.blocks(packing.features)
-    columns = packing.layer.columns
-    shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
-        "codes": ((count, -(-columns // 4), cpu.ROWS, 4), torch.int8),
-        "scale": ((count, cpu.ROWS), torch.float32),
-        "row_sum": ((count, cpu.ROWS), torch.int32),
-    }
-    if packing.kind == LUT:
-        shapes = {
-            "codes": ((count, columns // GROUP, cpu.ROWS * GROUP // 2), torch.uint8),
-            "scale": ((count, columns // packing.layer.group, cpu.ROWS), torch.int8),
-            "table": ((count, cpu.ROWS), torch.int8),
-            "row_scale": ((count, cpu.ROWS), torch.float32),
-        }
-    if packing.kind == GROUPWISE:
-        shapes = groupwise_shapes(count, packing.layer)
-    return {part: shapes[part] for part in PARTS[packing.kind]}

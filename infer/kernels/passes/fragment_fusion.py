@@ -13,11 +13,12 @@ from torch.export import ExportedProgram
 
 from ...spec import Finding
 from ..gpu.fragment_packing import FragmentLayer, FragmentPacking, pack
-from ..ops.bitpack import GROUP, bits_of, columns_of
+from ..ops.bitpack import GROUP
+from ..ops.coded_weight import LUT
 from ..ops.linear_lut4_fragments import is_integers, uniform_zero
 from .graph_pass import Rewriter
 
-LAYER, GROUPWISE = "infer.linear_lut.default", "infer.linear_groupwise.default"
+LAYER = "infer.linear_codes.default"
 HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -38,44 +39,33 @@ class _Fragments(Rewriter):
 
     def _layer(self, node: fx.Node) -> FragmentLayer | None:
         """Return what to pack for this node; None for other operators, dtypes, formats and computed operands."""
-        if node.op != "call_function" or str(node.target) not in (LAYER, GROUPWISE):
-            return None
-        if node.meta["val"].dtype not in HALVES:
+        if node.op != "call_function" or str(node.target) != LAYER or node.meta["val"].dtype not in HALVES:
             return None
         names = self._names_of(node)
-        if not names or "" in names.values() or "table" not in names or "super_scale" in names:
+        if not names or "" in names.values() or "table" not in names:
             return None
-        table, scale, codes = (self._tensors[names[part]] for part in ("table", "scale", "codes"))
-        group, rest = divmod(columns_of(codes, table), scale.shape[1])
-        if bits_of(table) != 4 or rest or group % GROUP or ("row_scale" in names and group != GROUP):
-            return None
-        return FragmentLayer(
-            codes=names["codes"],
-            table=names["table"],
-            scale=names["scale"],
-            row_scale=names.get("row_scale"),
-            bias=names.get("bias"),
-            rows=codes.shape[0],
-            minimum=names.get("minimum"),
-        )
+        layer = FragmentLayer(names, self._tensors[names["codes"]].shape[0])
+        weight = layer.weight(self._tensors)
+        of_rows = weight.layout == LUT and weight.group == GROUP
+        plain = weight.super_scale is None and weight.group % GROUP == 0
+        return layer if weight.bits == 4 and (of_rows or plain) else None
 
     def _form(self, layer: FragmentLayer) -> dict[str, Any]:
         """Return the key of layers that share a call: columns, group size, dtypes of scales and minima."""
-        columns = columns_of(self._tensors[layer.codes], self._tensors[layer.table])
-        scale = self._tensors[layer.scale]
-        minimum = None if layer.minimum is None else self._tensors[layer.minimum].dtype
+        weight = layer.weight(self._tensors)
+        minimum = None if weight.minimum is None else weight.minimum.dtype
         minima = torch.float32 if minimum == torch.int8 else minimum  # steps of the scale become numbers
         return {
-            "columns": columns,
-            "group": columns // scale.shape[1],
-            "factors": None if layer.row_scale else str(scale.dtype).removeprefix("torch."),
+            "columns": weight.columns,
+            "group": weight.group,
+            "factors": None if weight.layout == LUT else str(weight.scale.dtype).removeprefix("torch."),
             "minima": None if minima is None else str(minima).removeprefix("torch."),
         }
 
     def _replace(self, members: list[tuple[fx.Node, FragmentLayer]]) -> None:
         layers = tuple(layer for _, layer in members)
         form = self._form(layers[0])
-        tables = [self._tensors[layer.table].cpu() for layer in layers]
+        tables = [self._tensors[layer.names["table"]].cpu() for layer in layers]
         if form["factors"] is None:
             uniform = all(uniform_zero(table) is not None for table in tables)
         else:  # its scales can't take the step of a table

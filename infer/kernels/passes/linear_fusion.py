@@ -15,26 +15,23 @@ from torch.export import ExportedProgram
 from .. import cpu
 from ..cpu.weight_layout import (
     BALANCED,
-    GROUPWISE,
+    CODES,
     INT8,
-    LUT,
-    PARTS,
     WEIGHT,
     Layer,
     Packing,
-    groupwise_shapes,
+    operand_shapes,
     pack_vectors,
     packed_from,
+    sizes,
 )
-from ..ops.bitpack import GROUP
 from .graph_pass import Rewriter
 
 KINDS = {
-    "infer.linear_lut.default": LUT,
+    "infer.linear_codes.default": CODES,
     "infer.linear_int8.default": INT8,
     "infer.linear_int8_static.default": INT8,
     "infer.linear_int8_weight.default": WEIGHT,
-    "infer.linear_groupwise.default": GROUPWISE,
 }
 
 
@@ -56,9 +53,9 @@ class LinearRewriter(Rewriter):
             source = node.args[0]
             if kind == INT8 and layer.x_scale is None and (balanced := self._balanced(node)) is not None:
                 kind, (source, multiplier) = BALANCED, balanced
-                layer = msgspec.structs.replace(layer, x_multiplier=multiplier)
-            sizes = (layer.columns, layer.group, layer.layout)
-            key = (kind, source, *sizes, self._step(layer), self._multiplier(layer))
+                layer = msgspec.structs.replace(layer, names={**layer.names, "x_multiplier": multiplier})
+            form = (layer.columns, layer.group, layer.layout)
+            key = (kind, source, *form, self._step(layer), self._multiplier(layer))
             groups.setdefault(key, []).append((node, layer))
         for shared, members in groups.items():
             self._replace(str(shared[0]), members)
@@ -103,8 +100,6 @@ class LinearRewriter(Rewriter):
         given = x.meta["val"]
         operands = self._operands(packing, given)
         features = packing.out_features
-        last = [features] if kind == LUT else [features, members[0][1].columns]
-        last = [members[0][1].layout, features] if kind == GROUPWISE else last
         step: list[fx.Node | None] = []
         if kind == INT8:
             static, name = members[0][1].x_scale is not None, f"{packing.name}_x_scale"
@@ -118,6 +113,7 @@ class LinearRewriter(Rewriter):
         op = getattr(torch.ops.infer, f"linear_{kind}_packed").default
         with self._graph.inserting_before(first):
             values = self._cast(x, torch.float32)
+            last = sizes(kind, packing.layers[0], features)
             whole = self._graph.call_function(op, (values, *operands, *step, bias, *last))
             whole.meta = {
                 **first.meta,
@@ -135,22 +131,7 @@ class LinearRewriter(Rewriter):
 
     def _operands(self, packing: Packing, like: Tensor) -> list[fx.Node]:
         count = sum(cpu.blocks(layer.rows) for layer in packing.layers)
-        columns, group = packing.layers[0].columns, packing.layers[0].group
-        quads, groups = -(-columns // 4), columns // GROUP
-        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
-            "scale": ((count, cpu.ROWS), torch.float32),
-            "codes": ((count, quads, cpu.ROWS, 4), torch.int8),
-            "row_sum": ((count, cpu.ROWS), torch.int32),
-        }
-        if packing.kind == LUT:
-            shapes = {
-                "codes": ((count, groups, cpu.ROWS * GROUP // 2), torch.uint8),
-                "scale": ((count, columns // group, cpu.ROWS), torch.int8),
-                "table": ((count, cpu.ROWS), torch.int8),
-                "row_scale": ((count, cpu.ROWS), torch.float32),
-            }
-        if packing.kind == GROUPWISE:
-            shapes = groupwise_shapes(count, packing.layers[0])
-        shapes["bias"] = ((packing.out_features,), torch.float32)
-        parts = [*PARTS[packing.kind], *(["bias"] if packing.has_bias else [])]
-        return [self._operand(f"{packing.name}_{part}", *shapes[part], like) for part in parts]
+        shapes = operand_shapes(packing.kind, packing.layers[0], count)
+        if packing.has_bias:
+            shapes["bias"] = ((packing.out_features,), torch.float32)
+        return [self._operand(f"{packing.name}_{part}", *shape, like) for part, shape in shapes.items()]

@@ -3,7 +3,7 @@
 From a description follow the split of blocks into codes, their join, and their decoding to float32. Layouts as in
 ggml's `ggml-common.h`; decoded values are bit-equal to those of ggml's `dequantize_row_*`. Blocks are uint8 [n, bytes
 of a block]; parts of n blocks are codes [n, weights of a block], scale [n, groups], and where present minimum [n,
-groups], super_scale and super_minimum [n, 1], in the dtypes of `kernels.ops.groupwise_codes`.
+groups], super_scale and super_minimum [n, 1], in the dtypes of `kernels.ops.coded_weight`.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class BlockType:
         return values.add_(self.values.start) if self.values.start else values
 
     def rows(self, raw: Tensor, count: int) -> Parts:
-        """Return the tensors of `kernels.ops.groupwise_codes` of `count` rows, which the blocks `raw` are."""
+        """Return the tensors of `kernels.ops.coded_weight` of `count` rows, which the blocks `raw` are."""
         parts = {name: part.reshape(count, -1) for name, part in self.split(raw).items()}
         if not self.values:
             return parts

@@ -1,4 +1,4 @@
-"""Codes of the methods of `quantization_config` in the tensors of `kernels.ops.groupwise_codes`."""
+"""Codes of the methods of `quantization_config` in the tensors of `kernels.ops.coded_weight`."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ Rows = Callable[[int, int], dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class StoredCodes:
-    """Codes of a weight [rows of outputs, columns], in the tensors of `kernels.ops.groupwise_codes`.
+    """Codes of a weight [rows of outputs, columns], in the tensors of `kernels.ops.coded_weight`.
 
     `kind`: the source's name of the form (Q4_K, gptq); `rows(start, stop)`: the tensors of these rows, whole tables;
     `dtype`: to which the source's own reader rounds decoded weights; `experts`: the rows are those of one expert after

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from ...kernels.ops.bitpack import group_of
+from ...kernels.ops.coded_weight import LUT, CodedWeight, layout_of
 from ..rewrite import GraphBuilder, data
 
 if TYPE_CHECKING:
@@ -97,9 +97,6 @@ def uniform_step(table: np.ndarray) -> float | None:
 
 def group_of_any_table(tensors: Mapping[str, torch.Tensor]) -> int | None:
     """Return the columns that share a scale in a packed weight whose table is not evenly spaced; None for others."""
-    if not {"codes", "table", "scale", "row_scale"} <= tensors.keys():
+    if layout_of(tensors) != LUT or uniform_step(tensors["table"].float().numpy()) is not None:
         return None
-    table = tensors["table"].float()
-    if uniform_step(table.numpy()) is not None:
-        return None
-    return group_of(tensors["codes"], table, tensors["scale"])
+    return CodedWeight.of(tensors).group

@@ -1,8 +1,8 @@
 """Rows of a packed weight, decoded tile by tile, so that no weight is ever whole in float, or multiplied as packed.
 
-Weights of `bitpack` are decoded through a table of the values that one byte stands for (two codes of 4 bits, four of
-2 bits), or one pair of 3-bit codes: bit-equal to `bitpack.decode` and about 30 times faster than it. All other formats
-are decoded by their own `dequantize`.
+Weights in the layout `lut` are decoded through a table of the values that one byte stands for (two codes of 4 bits,
+four of 2 bits), or one pair of 3-bit codes: bit-equal to `CodedWeight.decode` and about 30 times faster than it. All
+other formats are decoded by their own `dequantize`.
 
 `inference_linear` computes as inference does, activations to int8 included. On a CPU with native kernels each tile of
 rows is packed for them and dropped after the product: packing takes 5 % of the time of a product with 512 tokens, and a
@@ -24,12 +24,12 @@ from ... import plugins
 from ...compress.packed_weight import Packed
 from ...compress.quantizer import Quantizer
 from ...kernels import cpu
-from ...kernels.cpu.weight_layout import BALANCED, GROUPWISE, INT8, LUT, WEIGHT, pack_layer, packed_from
-from ...kernels.ops.bitpack import LEVELS, TABLE_ROWS, bits_of, unpack
+from ...kernels.cpu.weight_layout import BALANCED, CODES, INT8, WEIGHT, pack_layer, packed_from, sizes
+from ...kernels.ops.bitpack import bits_of, unpack
+from ...kernels.ops.coded_weight import LUT, CodedWeight, layout_of, row_blocks, rows_of
 
 TILE = 1 << 21  # weights of one decoded tile: 8 MiB of float32
 PACKED_TILE = 1 << 24  # weights of one tile that is packed for the kernels of inference
-LUT_PARTS = frozenset({"codes", "table", "scale", "row_scale"})
 # The unit that one look-up decodes: its bits, and a dtype as wide as its values in float32.
 _UNITS = {
     2: (8, torch.complex128),
@@ -72,20 +72,13 @@ class PackedRows:
 
     def tiles(self, size: int | None = None) -> list[tuple[int, int]]:
         """Return row ranges of at most `size` (`TILE`) weights, cut where a table ends."""
-        rows = max((size or TILE) // max(self.num_columns, 1) // TABLE_ROWS, 1) * TABLE_ROWS
-        return [(start, min(start + rows, self.num_rows)) for start in range(0, self.num_rows, rows)]
+        return row_blocks(self.num_rows, self.num_columns, size or TILE)
 
     def part(self, start: int, stop: int) -> dict[str, Tensor]:
         """Return the tensors of rows `start` to `stop`; `start` is a multiple of `TABLE_ROWS`."""
-        found = {}
-        for name, tensor in self.tensors.items():
-            if name in self.shared or tensor.dim() == 0 or (name == "table" and tensor.shape[0] == 1):
-                found[name] = tensor
-            elif name == "table":
-                found[name] = tensor[start // TABLE_ROWS : -(-stop // TABLE_ROWS)]
-            else:
-                found[name] = tensor[start:stop]
-        return found
+        whole = {name for name, tensor in self.tensors.items() if name in self.shared or tensor.dim() == 0}
+        rows = rows_of({n: t for n, t in self.tensors.items() if n not in whole}, start, stop)
+        return {name: rows.get(name, tensor) for name, tensor in self.tensors.items()}
 
     def section(self, start: int, stop: int) -> PackedRows:
         """Return rows `start` to `stop` as a weight of their own."""
@@ -94,8 +87,8 @@ class PackedRows:
     def rows(self, start: int, stop: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Decode rows `start` to `stop` in float32 and round them to `dtype`: [stop - start, num_columns]."""
         part = self.part(start, stop)
-        fast = part.keys() == LUT_PARTS and part["codes"].dtype == torch.uint8
-        weight = decode_lut_rows(**part) if fast else self.decode(part)
+        is_lut = layout_of(part) == LUT
+        weight = decode_lut_rows(CodedWeight.of(part)) if is_lut else self.decode(part)
         return weight.reshape(stop - start, -1).to(dtype)
 
 
@@ -114,24 +107,20 @@ def quantizer_of(packed: Packed) -> Quantizer:
     return cast(Quantizer, plugins.get("infer.compress.formats", packed.format.partition(":")[0]))
 
 
-def decode_lut_rows(codes: Tensor, table: Tensor, scale: Tensor, row_scale: Tensor) -> Tensor:
-    """Decode as `bitpack.decode`, bit-equal: tensors of `bitpack` → float32 [N, K].
-
-    The first row is the first of a table.
-    """
-    bits = bits_of(table)
+def decode_lut_rows(weight: CodedWeight) -> Tensor:
+    """Decode as `CodedWeight.decode`, bit-equal, a weight in the layout `lut`: float32 [N, K]."""
+    codes, table, _, _ = weight.lut_tensors()
+    bits = weight.bits
     width, unit = _UNITS[bits]
     per_unit = width // bits
     index = (codes if width == 8 else unpack(codes, width)).to(torch.int32)
     values = _unit_values(table.float(), bits, per_unit)
-    if table.shape[0] > 1:
-        owner = torch.arange(codes.shape[0], dtype=torch.int32, device=codes.device) // TABLE_ROWS
-        index = index + (owner << width)[:, None]
+    if weight.has_tables:
+        index = index + (weight.table_of_rows() << width)[:, None]
     picked = values.view(unit).reshape(-1).index_select(0, index.reshape(-1)).view(torch.float32)
-    step = scale.float() * (row_scale.float() / LEVELS)[:, None]
-    columns = index.shape[1] * per_unit
-    grouped = picked.view(codes.shape[0], scale.shape[1], columns // max(scale.shape[1], 1))
-    return grouped.mul_(step[:, :, None]).view(codes.shape[0], columns)
+    steps, columns = weight.steps(), index.shape[1] * per_unit
+    grouped = picked.view(codes.shape[0], steps.shape[1], columns // max(steps.shape[1], 1))
+    return grouped.mul_(steps[:, :, None]).view(codes.shape[0], columns)
 
 
 def _unit_values(table: Tensor, bits: int, per_unit: int) -> Tensor:
@@ -161,12 +150,10 @@ def native_kind(tensors: Mapping[str, Tensor]) -> str | None:
     codes = tensors["codes"]
     if codes.dim() != 2 or codes.dtype not in (torch.uint8, torch.int8):
         return None
-    if "row_scale" in tensors:
-        return LUT
     if "weight_scale" in tensors:
         return WEIGHT
-    if tensors["scale"].dim() == 2:
-        return GROUPWISE
+    if layout_of(tensors) is not None:
+        return CODES
     return BALANCED if "x_multiplier" in tensors and "x_scale" not in tensors else INT8
 
 
@@ -191,9 +178,7 @@ def _native(
     names = {name: name for name in held if name not in ("weight_scale", "order", "y_scale", "x_multiplier")}
     kind = INT8 if kind == BALANCED and step == [None] else kind
     found, layer = packed_from(kind, names, held)
-    step = [None] if found == INT8 and kind == LUT else step
+    step = [None] if found == INT8 and kind == CODES else step
     operands = pack_layer(found, layer, held)
-    last = [layer.rows] if found == LUT else [layer.rows, layer.columns]
-    last = [layer.layout, layer.rows] if found == GROUPWISE else last
     op = getattr(torch.ops.infer, f"linear_{found}_packed").default
-    return op(x, *operands, *step, bias, *last)
+    return op(x, *operands, *step, bias, *sizes(found, layer, layer.rows))

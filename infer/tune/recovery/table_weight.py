@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ...compress.calibration.group_scales import midpoints, table_values
-from ...kernels.ops.bitpack import LEVELS, TABLE_ROWS, bits_of, group_of, pack, unpack
+from ...kernels.ops.bitpack import LEVELS, TABLE_ROWS, pack, unpack
+from ...kernels.ops.coded_weight import CodedWeight
 
-PARTS = frozenset({"codes", "table", "scale", "row_scale"})
 LEVEL_UNIT = float(LEVELS)  # of a level per unit of its parameter: the rate is a share of the largest
 INSIDE = 1e-3  # how far inside its code a position begins, in codes
 RANKS = 256
@@ -50,9 +50,10 @@ class TableWeight(nn.Module):
 
     def __init__(self, tensors: Mapping[str, Tensor], original: Tensor | None = None) -> None:
         super().__init__()
-        table, scale, row_scale = tensors["table"], tensors["scale"], tensors["row_scale"]
-        self.bits, self.group = bits_of(table), group_of(tensors["codes"], table, scale)
-        codes = unpack(tensors["codes"], self.bits)
+        weight = CodedWeight.of(tensors)
+        packed, table, scale, row_scale = weight.lut_tensors()
+        self.bits, self.group = weight.bits, weight.group
+        codes = unpack(packed, self.bits)
         self.position, self.width = None, 0.0
         if original is not None:
             begin = positions(codes, table, self._steps(scale.float(), row_scale), original)
@@ -118,7 +119,7 @@ class TableWeight(nn.Module):
             "codes": pack(codes.to(torch.uint8), self.bits),
             "table": ascending / top[:, None],
             "scale": level.to(torch.int8),
-            "row_scale": row_scale * _of_rows(top, len(row_scale)),
+            "super_scale": row_scale * _of_rows(top, len(row_scale)),
         }
 
 

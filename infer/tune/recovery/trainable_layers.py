@@ -20,9 +20,10 @@ from ...compress.layer_kinds import is_layer, rows_of
 from ...compress.packed_layers import QuantizedEmbedding, QuantizedExperts, QuantizedLinear, QuantizedMatrix
 from ...compress.packed_weight import Packed, PackedLayer
 from ...errors import NotUsableError
+from ...kernels.ops.coded_weight import LUT, layout_of
 from ..memory.frozen_layers import FrozenCompute, FrozenExperts
 from ..memory.packed_rows import quantizer_of
-from .table_weight import PARTS, RAMP, TableWeight
+from .table_weight import RAMP, TableWeight
 
 FREE = 0.3  # share of the run in which all codes are free; they are frozen over the rest
 
@@ -120,7 +121,7 @@ class TrainableLayers:
 
 
 def is_table(layer: PackedLayer) -> bool:
-    return layer.packed.tensors().keys() == PARTS
+    return layout_of(layer.packed.tensors()) == LUT
 
 
 def _has_no_gradient(layer: PackedLayer) -> bool:

@@ -15,6 +15,7 @@ pytest.importorskip("onnxruntime")
 from backends.ort.layers import rewriter, table_layers  # noqa: E402
 from infer.compress.formats import int4  # noqa: E402
 from infer.kernels.ops import bitpack, linear_packed  # noqa: E402
+from infer.kernels.ops.coded_weight import CodedWeight  # noqa: E402
 from infer.onnx import export as exporter  # noqa: E402
 from infer.onnx import ort_session  # noqa: E402
 from infer.onnx.layers.operands import Weights, uniform_step  # noqa: E402
@@ -28,18 +29,19 @@ class Layer(nn.Module):
         super().__init__()
         rows, columns = weight.shape
         groups = weight.reshape(rows, columns // bitpack.GROUP, bitpack.GROUP)
-        self.register_buffer("row_scale", groups.abs().amax((1, 2)) * 8 / 7)
+        self.register_buffer("super_scale", groups.abs().amax((1, 2)) * 8 / 7)
         sign = torch.where(torch.arange(columns // bitpack.GROUP) % 2 == 0, 1, -1)
-        share = groups.abs().amax(2) * 8 / 7 / self.row_scale[:, None]
+        share = groups.abs().amax(2) * 8 / 7 / self.super_scale[:, None]
         self.register_buffer("scale", ((share * 127).ceil() * sign).to(torch.int8))
-        step = self.scale.float() / 127 * self.row_scale[:, None] / 8
+        step = self.scale.float() / 127 * self.super_scale[:, None] / 8
         codes = ((groups / step[..., None]).round().clamp(-8, 7) + 8).to(torch.uint8)
         self.register_buffer("codes", bitpack.pack(codes.reshape(rows, columns), 4))
         self.register_buffer("table", torch.tensor([int4.TABLE]))
         self.register_buffer("bias", bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return OPS.linear_lut(x, self.codes, self.table, self.scale, self.row_scale, self.bias)
+        weight = CodedWeight(self.codes, self.scale, self.table, super_scale=self.super_scale)
+        return OPS.linear_codes(x, *weight, self.bias)
 
 
 def run(
@@ -76,7 +78,7 @@ def test_non_uniform_tables_have_two_onnx_forms(tmp_path: Path, bits: int, count
 def test_eight_bit_blocks_are_the_numbers_of_the_native_kernels(tmp_path: Path) -> None:
     layer, x = Lut(256, 48, 4, 2), torch.randn(7, 256)
     got, _, _ = run(nn.Sequential(layer), x, tmp_path)
-    twin = linear_packed.lut4_twin(x, layer.codes, layer.table, layer.scale, layer.row_scale)
+    twin = linear_packed.lut4_twin(x, layer.coded())
     assert relative_error(got, twin) < 1e-5
 
 

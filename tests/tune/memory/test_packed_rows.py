@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from infer import compress
 from infer.compress.packed_weight import Packed
-from infer.kernels.ops.bitpack import decode, pack, tables_of_rows
+from infer.kernels.ops.bitpack import pack
+from infer.kernels.ops.coded_weight import CodedWeight
 from infer.plan import Plan
 from infer.tune.memory.packed_rows import PackedRows, decode_lut_rows
 
@@ -46,10 +46,6 @@ def test_tiles_of_rows_are_the_rows_of_the_whole_weight(quant: str) -> None:
     assert torch.equal(torch.cat([rows.rows(*tile) for tile in tiles]), whole)
 
 
-def slow(codes: Tensor, table: Tensor, scale: Tensor, row_scale: Tensor) -> Tensor:
-    return decode(codes, table, scale, row_scale, tables_of_rows(codes.shape[0], table))
-
-
 @pytest.mark.parametrize("bits", [2, 3, 4, 6])
 @pytest.mark.parametrize("rows", [1, 31, 33, 100])
 @pytest.mark.parametrize("one_table", [True, False])
@@ -57,8 +53,8 @@ def test_fast_decoding_has_the_bits_of_the_slow_one(bits: int, rows: int, one_ta
     codes = torch.randint(0, 2**bits, (rows, 192), dtype=torch.uint8)
     table = torch.randn(1 if one_table else -(-rows // 32), 2**bits)
     scale = torch.randint(-127, 128, (rows, 3), dtype=torch.int8)
-    tensors = {"codes": pack(codes, bits), "table": table, "scale": scale, "row_scale": torch.rand(rows)}
-    assert torch.equal(decode_lut_rows(**tensors), slow(**tensors))
+    weight = CodedWeight(pack(codes, bits), scale, table, super_scale=torch.rand(rows))
+    assert torch.equal(decode_lut_rows(weight), weight.decode())
 
 
 def test_no_rows_decode_to_no_rows() -> None:
@@ -66,12 +62,12 @@ def test_no_rows_decode_to_no_rows() -> None:
     empty = {name: t if name == "table" else t[:0] for name, t in packed.tensors().items()}
     rows = PackedRows(empty, packed.decode, frozenset({"table"}))
     assert rows.tiles() == []
-    assert decode_lut_rows(**empty).shape == (0, 64)
+    assert decode_lut_rows(CodedWeight.of(empty)).shape == (0, 64)
 
 
 def test_a_nan_scale_stays_in_its_own_row() -> None:
     packed = packed_weight("nf4", 64, 64)
-    packed.row_scale[3] = torch.nan
+    packed.super_scale[3] = torch.nan
     rows = PackedRows.of(packed).rows(0, 64, torch.bfloat16)
     assert rows.dtype == torch.bfloat16
     assert rows.isnan().any(1).nonzero().tolist() == [[3]]

@@ -1,1 +1,1 @@
-"""Layers on the codes of a groupwise-quantized checkpoint: `linear_groupwise` and its kin on a GPU."""
+"""Kernels of the layout `groupwise`: codes of a checkpoint."""

@@ -1,77 +1,56 @@
 """Groupwise codes back to numbers: tiles for the tensor cores, whole weights, single rows of an embedding.
 
 A weight is `table[code] * (scale * super_scale) + minimum * super_minimum` in float32, in the order of the portable
-`groupwise_codes.decode`, and is rounded once, to the type of the activations.
+`CodedWeight.decode`, and is rounded once, to the type of the activations.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...ops.bitpack import bits_of
-from ...ops.groupwise_codes import SUPER, group_columns, num_columns, require_form
-from ..launch import cdiv, launch, same_device
+from ...ops.coded_weight import SUPER, CodedWeight
+from ..launch import cdiv, launch
 
 BK = 64  # columns of a tile
 _SUPER = tl.constexpr(SUPER)
 _ROWS = 16
-BYTES = 8  # bits of codes without a table
 
 
-class Operands(NamedTuple):
-    """Tensors of a layer as `groupwise_codes` has them; an absent one is None."""
+def pointers(weight: CodedWeight) -> tuple[Tensor, ...]:
+    """Return what kernels read: codes as int32 words where rows are whole ones; the codes in place of None."""
+    codes = weight.codes.contiguous()
+    if weight.bits in (2, 4):
+        codes = codes.view(torch.int32)
+    table = weight.codes if weight.table is None else weight.table.float().contiguous()
+    rest = (weight.codes if part is None else part.contiguous() for part in weight[3:])
+    scale = weight.scale.contiguous()
+    return codes, table, scale.view(torch.uint8) if _is_float8(weight) else scale, *rest
 
-    codes: Tensor
-    scale: Tensor
-    table: Tensor | None
-    minimum: Tensor | None
-    super_scale: Tensor | None
-    super_minimum: Tensor | None
 
-    @property
-    def bits(self) -> int:
-        return BYTES if self.table is None else bits_of(self.table)
+def form(weight: CodedWeight) -> dict[str, Any]:
+    """Return the compile-time arguments of `decoded_tile`.
 
-    @property
-    def columns(self) -> int:
-        return num_columns(self.codes, self.table)
+    MINIMUM: 0 none, 1 numbers, 2 steps of the scale; SUPER_SCALE: 0 none, 1 of 256 columns, 2 a divisor of the row's
+    float8 scales.
+    """
+    weight.check()
+    steps = weight.minimum is not None and weight.minimum.dtype == torch.int8 and weight.super_minimum is None
+    return {
+        "BITS": weight.bits,
+        "GROUP": weight.group,
+        "MINIMUM": 2 if steps else int(weight.minimum is not None),
+        "SUPER_SCALE": 2 if _is_float8(weight) else int(weight.super_scale is not None),
+        "SUPER_MINIMUM": int(weight.super_minimum is not None),
+    }
 
-    @property
-    def pointers(self) -> tuple[Tensor, ...]:
-        """Return what kernels read: codes as int32 words where rows are whole ones; the codes in place of None."""
-        codes = self.codes.contiguous()
-        if self.bits in (2, 4):
-            codes = codes.view(torch.int32)
-        table = self.codes if self.table is None else self.table.float().contiguous()
-        rest = (self.codes if part is None else part.contiguous() for part in self[3:])
-        scale = self.scale.contiguous()
-        return codes, table, scale.view(torch.uint8) if self.is_float8 else scale, *rest
 
-    @property
-    def is_float8(self) -> bool:
-        return self.scale.dtype == torch.float8_e4m3fn
-
-    @property
-    def form(self) -> dict[str, Any]:
-        """Return the compile-time arguments of `decoded_tile`.
-
-        MINIMUM: 0 none, 1 numbers, 2 steps of the scale; SUPER_SCALE: 0 none, 1 of 256 columns, 2 a divisor of the
-        row's float8 scales.
-        """
-        require_form(*self)
-        steps = self.minimum is not None and self.minimum.dtype == torch.int8 and self.super_minimum is None
-        return {
-            "BITS": self.bits,
-            "GROUP": group_columns(self.codes, self.scale, self.table),
-            "MINIMUM": 2 if steps else int(self.minimum is not None),
-            "SUPER_SCALE": 2 if self.is_float8 else int(self.super_scale is not None),
-            "SUPER_MINIMUM": int(self.super_minimum is not None),
-        }
+def _is_float8(weight: CodedWeight) -> bool:
+    return weight.scale.dtype == torch.float8_e4m3fn
 
 
 @triton.jit
@@ -203,40 +182,22 @@ def _decode(
     tl.store(at, weight.to(out_ptr.dtype.element_ty), mask=kept[:, None] & (k < num_columns)[None])
 
 
-def decode(operands: Operands, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
+def decode(weight: CodedWeight, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
     """Decode the weight [N, K] to `dtype`, or its rows `ids` [count], which must be in range."""
-    count = operands.codes.shape[0] if ids is None else ids.shape[0]
-    out = operands.codes.new_empty((count, operands.columns), dtype=dtype)
+    count = weight.num_rows if ids is None else ids.shape[0]
+    out = weight.codes.new_empty((count, weight.columns), dtype=dtype)
     launch(
         _decode,
-        (cdiv(count, _ROWS), cdiv(operands.columns, BK)),
-        *operands.pointers,
-        operands.codes if ids is None else ids.contiguous(),
+        (cdiv(count, _ROWS), cdiv(weight.columns, BK)),
+        *pointers(weight),
+        weight.codes if ids is None else ids.contiguous(),
         out,
         count,
-        operands.columns,
+        weight.columns,
         PICK=ids is not None,
-        **operands.form,
+        **form(weight),
         BN=_ROWS,
         BK=BK,
         num_warps=4,
     )
     return out
-
-
-def embedding_groupwise(
-    ids: Tensor,
-    codes: Tensor,
-    scale: Tensor,
-    table: Tensor | None,
-    minimum: Tensor | None,
-    super_scale: Tensor | None,
-    super_minimum: Tensor | None,
-) -> Tensor:
-    """`infer::embedding_groupwise` on CUDA tensors: ids of any shape → float32 [*ids.shape, K]."""
-    operands = Operands(codes, scale, table, minimum, super_scale, super_minimum)
-    same_device(ids, *operands)
-    flat = ids.reshape(-1).contiguous()
-    torch._assert_async(((flat >= 0) & (flat < codes.shape[0])).all())
-    rows = decode(operands, torch.float32, flat)
-    return rows.reshape(*ids.shape, rows.shape[1])

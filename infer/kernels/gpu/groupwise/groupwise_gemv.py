@@ -1,4 +1,4 @@
-"""`linear_groupwise` for a few rows of x: programs and loads of `gemv_tiles`, scales of a checkpoint's groups.
+"""The layout `groupwise` for a few rows of x: programs and loads of `gemv_tiles`, scales of a checkpoint's groups.
 
 Eight products are added up, then multiplied by the scale of their group; a minimum multiplies the sum of the eight
 activations. So a weight costs its code, its lookup and one multiply-add for each row. Tables lie in registers and are
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...ops.groupwise_codes import SUPER
+from ...ops.coded_weight import SUPER, CodedWeight
 from .. import gemv_tiles
 from ..epilogue import finish
 from ..gemv_tiles import activation_tile, eight, entry_at, loaded, store_rows, unit_words
@@ -21,7 +21,7 @@ from ..int8.int8_gemv import INTERPRETED
 from ..int8.w8a16_gemv import EXPONENT, FLIP, byte_value
 from ..launch import HALF, cdiv, launch, words
 from ..split_columns import power_above, result_or_sums
-from .groupwise_decode import Operands, float8_value
+from .groupwise_decode import float8_value, form, pointers
 
 MAX_ROWS = gemv_tiles.MAX_ROWS
 _SUPER = tl.constexpr(SUPER)
@@ -162,57 +162,52 @@ def _rows(
     store_rows(out_ptr, total, m, n, num_rows, num_out)
 
 
-def usable(operands: Operands) -> bool:
-    """Tell if rows of codes are whole units of words: 3-bit codes need a multiple of 32 columns."""
-    return operands.columns > 0 and operands.codes.shape[1] % (4 * gemv_tiles.WORDS[operands.bits]) == 0
-
-
-def linear(x: Tensor, operands: Operands, bias: Tensor | None = None, split: int | None = None) -> Tensor:
+def linear(x: Tensor, weight: CodedWeight, bias: Tensor | None = None, split: int | None = None) -> Tensor:
     """Multiply x [M, K] float32, float16 or bfloat16: [M, N] in its dtype. Weights are exact, sums float32.
 
     For any M, but made for M ≤ `MAX_ROWS`: the codes are read again for each `MAX_ROWS` rows of x.
     """
-    return _products(x, operands, bias, x.shape[0], operands.codes.shape[0], split)
+    return _products(x, weight, bias, x.shape[0], weight.num_rows, split)
 
 
 def linear_experts(
-    x: Tensor, expert: Tensor, operands: Operands, features: int, top_k: int, split: int | None = None
+    x: Tensor, expert: Tensor, weight: CodedWeight, features: int, top_k: int, split: int | None = None
 ) -> Tensor:
     """Multiply x [R, K] by its routed experts, int64 [R * top_k]: [R * top_k, features] in x's dtype.
 
     Each place reads the codes of its expert, so that two places of one expert read them twice.
     """
-    return _products(x, operands, None, expert.numel(), features, split, expert, top_k)
+    return _products(x, weight, None, expert.numel(), features, split, expert, top_k)
 
 
 def _products(
-    x: Tensor, operands: Operands, bias: Tensor | None, num_rows: int, num_out: int, split: int | None,
+    x: Tensor, weight: CodedWeight, bias: Tensor | None, num_rows: int, num_out: int, split: int | None,
     expert: Tensor | None = None, top_k: int = 0,
 ) -> Tensor:  # fmt: skip
     block_rows = 1 if top_k else min(power_above(num_rows), MAX_ROWS)
     blocks = gemv_tiles.blocks_of(
-        operands.bits, operands.columns, num_out, block_rows, x.device, split, times=num_rows if top_k else 1
+        weight.bits, weight.columns, num_out, block_rows, x.device, split, times=num_rows if top_k else 1
     )
     out = result_or_sums(x, num_rows, num_out, blocks.parts)
     launch(
         _rows,
         (blocks.programs, blocks.parts, cdiv(num_rows, block_rows)),
         words(x),
-        words(operands.codes),
-        *operands.pointers[1:],
-        operands.codes if bias is None else bias.contiguous(),
-        operands.codes if expert is None else expert.contiguous(),
+        words(weight.codes),
+        *pointers(weight)[1:],
+        weight.codes if bias is None else bias.contiguous(),
+        weight.codes if expert is None else expert.contiguous(),
         out,
         num_rows,
         num_out,
-        operands.columns,
-        operands.codes.shape[1] // 4,
+        weight.columns,
+        weight.codes.shape[1] // 4,
         blocks.units_each,
         EXPONENT,
         TOP_K=top_k,
-        WORDS=gemv_tiles.WORDS[operands.bits],
+        WORDS=gemv_tiles.WORDS[weight.bits],
         HALF=HALF[x.dtype],
-        **operands.form,
+        **form(weight),
         MB=block_rows,
         BN=blocks.block_out,
         W=blocks.lane_units,

@@ -1,1 +1,1 @@
-"""Linear layers whose weights are codes of a table: `linear_lut` on a GPU."""
+"""Kernels of the layout `lut` and of its 4-bit codes in the order of tensor-core fragments."""

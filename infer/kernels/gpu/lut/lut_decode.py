@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...ops.bitpack import GROUP, LEVELS, TABLE_ROWS, bits_of, columns_of, group_of
+from ...ops.bitpack import GROUP, LEVELS, TABLE_ROWS
+from ...ops.coded_weight import CodedWeight
 from ..launch import cdiv, launch
 
 LEVELS_ = tl.constexpr(LEVELS)
@@ -82,32 +83,33 @@ def _decode(
     tl.store(out_ptr + at, weight.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def decode(
-    codes: Tensor,
-    table: Tensor,
-    scale: Tensor,
-    row_scale: Tensor,
-    dtype: torch.dtype,
-    ids: Tensor | None = None,
-) -> Tensor:
+def pointers(weight: CodedWeight) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return what kernels read: codes, table, scales of groups and of rows."""
+    codes, table, scale, row_scale = weight.lut_tensors()
+    return codes.contiguous(), table.float().contiguous(), scale.contiguous(), row_scale.contiguous()
+
+
+def table_rows(weight: CodedWeight) -> int:
+    """Return the rows of one table, 0 when there is one table."""
+    return TABLE_ROWS if len(weight.lut_tensors()[1]) > 1 else 0
+
+
+def decode(weight: CodedWeight, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
     """Decode the weight [N, K] to `dtype`, or its rows `ids` [count], which must be in range."""
-    count = codes.shape[0] if ids is None else ids.shape[0]
-    group, num_groups = group_of(codes, table, scale), scale.shape[1]
+    count = weight.num_rows if ids is None else ids.shape[0]
+    group, num_groups = weight.group, weight.scale.shape[1]
     groups = _GROUPS * GROUP // group
-    out = codes.new_empty((count, columns_of(codes, table)), dtype=dtype)
+    out = weight.codes.new_empty((count, weight.columns), dtype=dtype)
     launch(
         _decode,
         (cdiv(count, _ROWS), cdiv(num_groups, groups)),
-        codes.contiguous(),
-        table.float().contiguous(),
-        scale.contiguous(),
-        row_scale.contiguous(),
-        codes if ids is None else ids.contiguous(),
+        *pointers(weight),
+        weight.codes if ids is None else ids.contiguous(),
         out,
         count,
         num_groups,
-        BITS=bits_of(table),
-        TABLES=TABLE_ROWS if table.shape[0] > 1 else 0,
+        BITS=weight.bits,
+        TABLES=table_rows(weight),
         PICK=ids is not None,
         BN=_ROWS,
         GROUPS=groups,

@@ -1,4 +1,4 @@
-"""`linear_lut` on the tensor cores, for tens of rows of x: codes stay packed in memory, tiles are decoded on the way.
+"""The layout `lut` on the tensor cores, for tens of rows of x: codes stay packed, tiles are decoded on the way.
 
 The product is transposed, `weight [BN, K] @ x.T [K, BM]`: the weight is the operand that may come from registers, and
 the few rows of x are the side of the tile that may be narrow. Only the entries of the table are rounded to x's type;
@@ -12,11 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...ops.bitpack import GROUP, LEVELS, TABLE_ROWS, bits_of, group_of
+from ...ops.bitpack import GROUP, LEVELS
+from ...ops.coded_weight import CodedWeight
 from ..epilogue import finish
 from ..launch import cdiv, launch
 from ..split_columns import even_parts, gemm_rows, result_or_sums, split_of
-from .lut_decode import LEVELS_, tile
+from .lut_decode import LEVELS_, pointers, table_rows, tile
 
 _BN = 64
 
@@ -73,18 +74,12 @@ def _tiles(
     tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=kept)
 
 
-def linear(
-    x: Tensor,
-    codes: Tensor,
-    table: Tensor,
-    scale: Tensor,
-    row_scale: Tensor,
-    bias: Tensor | None = None,
-    split: int | None = None,
-) -> Tensor:
+def linear(x: Tensor, weight: CodedWeight, bias: Tensor | None = None, split: int | None = None) -> Tensor:
     """Multiply x [M, K] float16 or bfloat16: [M, N] in its dtype; the table is rounded to it, sums are float32."""
-    num_rows, num_out = x.shape[0], codes.shape[0]
-    group, num_groups = group_of(codes, table, scale), scale.shape[1]
+    num_rows, num_out = x.shape[0], weight.num_rows
+    group, num_groups = weight.group, weight.scale.shape[1]
+    tensors = pointers(weight)
+    row_scale = tensors[3]
     block = gemm_rows(num_rows)
     grid = (cdiv(num_out, _BN), cdiv(num_rows, block))
     parts = split or split_of(grid[0] * grid[1], num_groups * group // (4 * GROUP), x.device, wanted=3)
@@ -94,18 +89,15 @@ def linear(
         _tiles,
         (*grid, parts),
         x.contiguous(),
-        codes.contiguous(),
-        table.float().contiguous(),
-        scale.contiguous(),
-        row_scale.contiguous(),
+        *tensors,
         row_scale if bias is None else bias.contiguous(),
         out,
         num_rows,
         num_out,
         num_groups,
         each,
-        BITS=bits_of(table),
-        TABLES=TABLE_ROWS if table.shape[0] > 1 else 0,
+        BITS=weight.bits,
+        TABLES=table_rows(weight),
         BM=block,
         BN=_BN,
         GROUP=group,

@@ -1,4 +1,4 @@
-"""`linear_lut` for a few rows of x: a matrix-vector product that is limited by reading the codes.
+"""The layout `lut` for a few rows of x: a matrix-vector product that is limited by reading the codes.
 
 One program is one warp. It holds the table in registers, entry i in lane i (and i + 16, ...), so that
 `tl.gather` becomes a warp shuffle: one instruction for each weight, no shared memory, no barrier, any table. The
@@ -18,12 +18,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...ops.bitpack import LEVELS, TABLE_ROWS, bits_of, columns_of, group_of
+from ...ops.bitpack import LEVELS
+from ...ops.coded_weight import CodedWeight
 from .. import gemv_tiles
 from ..epilogue import finish
 from ..gemv_tiles import activation_tile, eight, entry_at, loaded, store_rows, unit_words
 from ..launch import HALF, cdiv, launch, words
 from ..split_columns import power_above, result_or_sums
+from .lut_decode import pointers, table_rows
 
 MAX_ROWS = gemv_tiles.MAX_ROWS
 _LEVELS = tl.constexpr(LEVELS)
@@ -96,21 +98,14 @@ def _rows(
     store_rows(out_ptr, total, m, first + tl.arange(0, BN), num_rows, num_out)
 
 
-def linear(
-    x: Tensor,
-    codes: Tensor,
-    table: Tensor,
-    scale: Tensor,
-    row_scale: Tensor,
-    bias: Tensor | None = None,
-    split: int | None = None,
-) -> Tensor:
+def linear(x: Tensor, weight: CodedWeight, bias: Tensor | None = None, split: int | None = None) -> Tensor:
     """Multiply x [M, K] float32, float16 or bfloat16: [M, N] in its dtype. Weights are exact, sums float32.
 
     For any M, but made for M ≤ `MAX_ROWS`: the codes are read again for each `MAX_ROWS` rows of x.
     """
-    bits, num_columns = bits_of(table), columns_of(codes, table)
-    num_rows, num_out = x.shape[0], codes.shape[0]
+    tensors = codes, _, _, row_scale = pointers(weight)
+    bits, num_columns = weight.bits, weight.columns
+    num_rows, num_out = x.shape[0], weight.num_rows
     block_rows = min(power_above(num_rows), MAX_ROWS)
     blocks = gemv_tiles.blocks_of(bits, num_columns, num_out, block_rows, x.device, split)
     out = result_or_sums(x, num_rows, num_out, blocks.parts)
@@ -119,9 +114,7 @@ def linear(
         (blocks.programs, blocks.parts, cdiv(num_rows, block_rows)),
         words(x),
         words(codes),
-        table.float().contiguous(),
-        scale.contiguous(),
-        row_scale.contiguous(),
+        *tensors[1:],
         row_scale if bias is None else bias.contiguous(),
         out,
         num_rows,
@@ -132,12 +125,12 @@ def linear(
         BITS=bits,
         WORDS=gemv_tiles.WORDS[bits],
         HALF=HALF[x.dtype],
-        TABLES=TABLE_ROWS if table.shape[0] > 1 else 0,
+        TABLES=table_rows(weight),
         MB=block_rows,
         BN=blocks.block_out,
         W=blocks.lane_units,
         EVEN=blocks.even,
-        GROUP=group_of(codes, table, scale),
+        GROUP=weight.group,
         LAST=blocks.parts == 1,
         BIAS=bias is not None,
         num_warps=1,

@@ -1,4 +1,4 @@
-"""`linear_experts_groupwise` on a GPU: choice between two kernels by the number of (row, expert) pairs.
+"""Experts in the layout `groupwise` on a GPU: choice between two kernels by the number of (row, expert) pairs.
 
     few places    one program's columns for each place, in registers               `groupwise_gemv`
     more          tiles of one expert each, decoded on the way to the products    here, as in `experts`
@@ -13,10 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...ops.coded_weight import CodedWeight
 from ..expert_tiles import in_range, load_places, placed, store_places
-from ..launch import flat_rows, launch, same_device
+from ..gemv_tiles import usable
+from ..launch import launch
 from . import groupwise_gemv
-from .groupwise_decode import BK, Operands, decoded_tile
+from .groupwise_decode import BK, decoded_tile, form, pointers
 
 
 @triton.jit
@@ -64,21 +66,21 @@ def _tiles(
     store_places(out_ptr, acc, n, num_out, place, kept)
 
 
-def tiles(x: Tensor, expert: Tensor, operands: Operands, features: int, top_k: int) -> Tensor:
+def tiles(x: Tensor, expert: Tensor, weight: CodedWeight, features: int, top_k: int) -> Tensor:
     """Multiply x [R, K] by its routed experts: [R * top_k, features]; weights are rounded to x's dtype."""
-    places, block, grid = placed(x, expert, operands.codes.shape[0] // features, features, top_k)
+    places, block, grid = placed(x, expert, weight.num_rows // features, features, top_k)
     out = x.new_empty((expert.numel(), features))
     launch(
         _tiles,
         grid,
         x,
-        *operands.pointers,
+        *pointers(weight),
         *places[:4],
         out,
         features,
-        operands.columns,
+        weight.columns,
         TOP_K=top_k,
-        **operands.form,
+        **form(weight),
         BM=places.height,
         BN=block,
         BK=BK,
@@ -88,28 +90,10 @@ def tiles(x: Tensor, expert: Tensor, operands: Operands, features: int, top_k: i
     return out
 
 
-def linear_experts_groupwise(
-    x: Tensor,
-    expert: Tensor,
-    codes: Tensor,
-    scale: Tensor,
-    table: Tensor | None,
-    minimum: Tensor | None,
-    super_scale: Tensor | None,
-    super_minimum: Tensor | None,
-    features: int,
-    top_k: int,
-) -> Tensor:
-    """`infer::linear_experts_groupwise` on CUDA tensors: x [R, K], expert int64 [R * top_k] → [R * top_k, features].
-
-    Raises ValueError where `expert` has another number of elements; asserts on the device that each expert exists.
-    """
-    operands = Operands(codes, scale, table, minimum, super_scale, super_minimum)
-    same_device(x, expert, *operands)
-    rows, num_experts = flat_rows(x), codes.shape[0] // max(features, 1)
-    if expert.numel() <= num_experts and groupwise_gemv.usable(operands):
-        in_range(rows, expert, num_experts, top_k)
-        y = groupwise_gemv.linear_experts(rows, expert, operands, features, top_k)
-    else:
-        y = tiles(rows, expert, operands, features, top_k)
-    return y.to(x.dtype)
+def linear(x: Tensor, expert: Tensor, weight: CodedWeight, features: int, top_k: int) -> Tensor:
+    """Multiply x [R, K] by its routed experts: [R * top_k, features] in x's dtype."""
+    num_experts = weight.num_rows // max(features, 1)
+    if expert.numel() > num_experts or not usable(weight):
+        return tiles(x, expert, weight, features, top_k)
+    in_range(x, expert, num_experts, top_k)
+    return groupwise_gemv.linear_experts(x, expert, weight, features, top_k)

@@ -1,10 +1,6 @@
-"""`linear_groupwise` on a GPU: choice among three kernels by the number of rows of x.
+"""The layout `groupwise` on the tensor cores, for tens of rows of x: tiles are decoded on the way.
 
-    few rows     in registers, limited by reading the codes                         `groupwise_gemv`
-    tens         tensor-core tiles, decoded on the way (float16 and bfloat16)       here
-    many         the weight decoded to x's type once, then cuBLAS                   `groupwise_decode`
-
-Weights are exact in the first and for float32; in the others they are rounded to x's type, as the float model's are.
+Weights are rounded to x's type, as the float model's are; sums are float32.
 """
 
 from __future__ import annotations
@@ -13,17 +9,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...ops.linear_groupwise import rows_of
-from .. import kernel_thresholds
-from ..decoded_linear import decoded_linear
+from ...ops.coded_weight import CodedWeight
 from ..epilogue import finish
-from ..launch import HALVES, cdiv, flat_rows, launch, same_device
+from ..launch import cdiv, launch
 from ..split_columns import even_parts, gemm_rows, result_or_sums, split_of
-from . import groupwise_gemv
-from .groupwise_decode import BK, Operands, decode, decoded_tile
+from .groupwise_decode import BK, decoded_tile, form, pointers
 
 _BN = 64
-_MEASURED = {2: 2, 3: 3, 4: 4}  # bits of codes whose thresholds are known; others have those of 6
 
 
 @triton.jit
@@ -74,11 +66,11 @@ def _tiles(
     tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=kept)
 
 
-def tiles(x: Tensor, operands: Operands, bias: Tensor | None = None, split: int | None = None) -> Tensor:
+def linear(x: Tensor, weight: CodedWeight, bias: Tensor | None = None, split: int | None = None) -> Tensor:
     """Multiply x [M, K] float16 or bfloat16: [M, N] in its dtype; weights are rounded to it, sums are float32."""
-    num_rows, num_out = x.shape[0], operands.codes.shape[0]
+    num_rows, num_out = x.shape[0], weight.num_rows
     block = gemm_rows(num_rows)
-    grid, steps = (cdiv(num_out, _BN), cdiv(num_rows, block)), cdiv(operands.columns, BK)
+    grid, steps = (cdiv(num_out, _BN), cdiv(num_rows, block)), cdiv(weight.columns, BK)
     parts = split or split_of(grid[0] * grid[1], steps // 4, x.device, wanted=3)
     each, parts = even_parts(steps, parts)
     out = result_or_sums(x, num_rows, num_out, parts)
@@ -86,14 +78,14 @@ def tiles(x: Tensor, operands: Operands, bias: Tensor | None = None, split: int 
         _tiles,
         (*grid, parts),
         x.contiguous(),
-        *operands.pointers,
-        operands.codes if bias is None else bias.contiguous(),
+        *pointers(weight),
+        weight.codes if bias is None else bias.contiguous(),
         out,
         num_rows,
         num_out,
-        operands.columns,
+        weight.columns,
         each,
-        **operands.form,
+        **form(weight),
         BM=block,
         BN=_BN,
         BK=BK,
@@ -103,38 +95,3 @@ def tiles(x: Tensor, operands: Operands, bias: Tensor | None = None, split: int 
         num_stages=3,
     )
     return out if parts == 1 else finish(out, None, None, bias, x.dtype)
-
-
-def multiply_decoded(x: Tensor, operands: Operands, bias: Tensor | None = None) -> Tensor:
-    """Multiply x [M, K] by the weight decoded to x's dtype."""
-
-    def rows(start: int, stop: int) -> Tensor:
-        return decode(Operands(*rows_of(operands, start, stop)), x.dtype)  # type: ignore[arg-type]
-
-    return decoded_linear(x, operands.codes.shape[0], rows, bias)
-
-
-def linear_groupwise(
-    x: Tensor,
-    codes: Tensor,
-    scale: Tensor,
-    table: Tensor | None,
-    minimum: Tensor | None,
-    super_scale: Tensor | None,
-    super_minimum: Tensor | None,
-    bias: Tensor | None = None,
-) -> Tensor:
-    """`infer::linear_groupwise` on CUDA tensors: x [..., K] → [..., N] in x's dtype."""
-    operands = Operands(codes, scale, table, minimum, super_scale, super_minimum)
-    same_device(x, *operands, bias)
-    rows = flat_rows(x)
-    limit = kernel_thresholds.of(f"lut{_MEASURED.get(operands.bits, 6)}", x.device)
-    half = rows.dtype in HALVES
-    few = limit.tiles if half else 2 * groupwise_gemv.MAX_ROWS + 1
-    if rows.shape[0] < few and groupwise_gemv.usable(operands):
-        y = groupwise_gemv.linear(rows, operands, bias)
-    elif half and rows.shape[0] < limit.library:
-        y = tiles(rows, operands, bias)
-    else:
-        y = multiply_decoded(rows, operands, bias)
-    return y.to(x.dtype).reshape(*x.shape[:-1], codes.shape[0])
