@@ -138,6 +138,7 @@ FOREIGN |= {
     ),
     "joblib": (text(b"\x80\x04\x95\0cjoblib.numpy_pickle\nNumpyArrayWrapper\n\xff"), "a pickle written by joblib"),
     "torch.package": (torch_package, r"an archive of torch.package.*PackageImporter.*torch.save"),
+    "endless field": (text(b"\x0a" + b"\xff" * 9 + b"\x01\x92\x03"), "not a model in any format known here"),
     "aoti": (packed(*AOTI), r"an AOTInductor package \(.pt2\).*torch.export.save"),
     "flax": (text(b"\x81\xa6params\x81\xa7Dense_0\x81\xa6kernel\xc7\x10\x01" + b"\xff" * 40), "Flax weights"),
     "xgboost binary": (text(b"{L\0\0\0\0\0\0\0\x07learner{"), r"an XGBoost model \(UBJSON\)"),

@@ -72,6 +72,8 @@ def _fields(path: Path) -> Iterator[tuple[int, int]]:
             elif (value := _varint(file)) is None:
                 return
             elif tag & 7 == BYTES:
+                if value > size:  # beyond what a file can be asked for
+                    return
                 file.seek(value, 1)
             if file.tell() > size:
                 return
