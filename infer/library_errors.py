@@ -7,14 +7,13 @@ import dis
 import logging
 import os
 import re
+import sys
 import tempfile
 import traceback
 import warnings
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-
-import torch
 
 from . import paths
 from .errors import InferError, NotUsableError, ResourceError, SourceError
@@ -46,7 +45,9 @@ _ALLOCATORS = (
 def as_resource_error(error: BaseException) -> ResourceError | None:
     """Return the `ResourceError` for an exception that means memory or disk ran out, else None."""
     text = str(error).lower()
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+    torch = sys.modules.get("torch")  # without which nothing of it was raised
+    full = (MemoryError,) if torch is None else (MemoryError, torch.OutOfMemoryError)
+    if isinstance(error, full) or (
         isinstance(error, RuntimeError) and any(words in text for words in _ALLOCATORS)
     ):
         return ResourceError("out of memory", hint="Try --load offload, or a machine with more")
