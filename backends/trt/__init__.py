@@ -146,15 +146,13 @@ class TrtBackend:
                 raise NotUsableError("a TensorRT engine runs on a GPU, not on the CPU")
             signature = storage.load_signature(folder)
             return stand_in.OrtStandIn(folder, signature.inputs, signature.outputs)
-        build_info = json.loads((folder / BUILD_INFO).read_text())
-        library = libraries.RTX if libraries.RTX in build_info else libraries.TENSORRT
+        stored = json.loads((folder / BUILD_INFO).read_text())
+        library = libraries.RTX if libraries.RTX in stored else libraries.TENSORRT
         if reason := libraries.missing(library):
             raise NotUsableError(f"the engine was built by {libraries.TITLES[library]}: {reason}")
         here = build_info(device, library)
         differs = [
-            f"{key} {build_info.get(key)}, here {here[key]}"
-            for key in here
-            if build_info.get(key) != here[key]
+            f"{key} {stored.get(key)}, here {here[key]}" for key in here if stored.get(key) != here[key]
         ]
         if differs:
             raise NotUsableError(

@@ -103,7 +103,7 @@ def server() -> Iterator[Live]:
     from tests.support.fake_predictors import echo
 
     half = echo("bfloat16")
-    half.name = "half"
+    half.change(name="half")
     with live(double(), embedder(), half) as server:
         yield server
 

@@ -10,15 +10,15 @@ import pytest
 
 from infer.serve.batching import batch_queue
 from infer.serve.batching.queue_items import QueueItem
-from infer.serve.fast_path.fast_request import GroupItem
+from infer.serve.fast_path.fast_request import GroupItem, RequestGroup
 from tests.support.manual_clock_queue import ManualClockQueue
 
 
-class Owner:
+class Owner(RequestGroup):
     """Owner of an item whose results are not read; its requests are names."""
 
     def __init__(self, requests: list[str]) -> None:
-        self.requests = requests
+        self.requests = requests  # type: ignore[assignment]
 
     def split_off(self, count: int, item: QueueItem) -> Owner:
         taken, self.requests = Owner(self.requests[:count]), self.requests[count:]

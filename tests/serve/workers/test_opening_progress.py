@@ -41,7 +41,7 @@ def test_worker_that_hangs_while_it_opens_is_killed_and_named(monkeypatch: pytes
         pytest.raises(ArtifactError, match="without progress: opening") as found,
     ):
         starting.wait_ready()
-    assert "__init__ (worker_models.py:" in str(found.value)
+    assert "FaultyModel (worker_models.py:" in str(found.value)
 
 
 def test_heartbeats_without_work_count_as_hung() -> None:
