@@ -92,21 +92,18 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     more_exact: tuple[tuple[str, str], ...] = ()
     path.parent.mkdir(parents=True, exist_ok=True)
     precision = "bf16" if plan.dtype == "bfloat16" else "f32"
-    is_tried = not isinstance(graph, OnnxGraph)  # of a stranger's graph nobody knows
     with tempfile.TemporaryDirectory(dir=path.parent) as work:
         source = Path(work) / "model.onnx"
         if isinstance(graph, OnnxGraph):
             coverage, more_exact = _write_file(graph, plan, source)
+            require_compilable(source, NumericSettings(precision))  # no exporter of torch has seen it
         else:
             exporter.save(exporter.to_ir(graph), source)
-        is_tried = is_tried or require_compilable(source, NumericSettings(precision))
         model = read_converted_model(source, layers)
         library().save_model(model, path, compress_to_fp16=False)
         del model  # maps the file
     settings = NumericSettings(precision, layers.group, layers.num_static > 0, coverage is not None)
     (folder / SETTINGS).write_bytes(msgspec.json.encode(settings))
-    if not is_tried:  # it has layers of ours, which are converted by now
-        require_compilable(path, settings)
     start = time.perf_counter()
     nodes = count_executed_ops(compiled(path, settings))
     seconds = time.perf_counter() - start

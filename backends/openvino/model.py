@@ -92,11 +92,10 @@ def compiled(model: Any, settings: NumericSettings) -> Any:
         raise NotUsableError(f"OpenVINO refuses the model: {clean_error_message(error)}") from error
 
 
-def require_compilable(path: Path, settings: NumericSettings) -> bool:
+def require_compilable(path: Path, settings: NumericSettings) -> None:
     """Read and compile the file of a model in a process of its own first: on some graphs OpenVINO ends its process.
 
-    Returns False where it refused in words, which is left to those who need the words; raises `NotUsableError` where it
-    ended the process.
+    Raises `NotUsableError` then; what it refuses in words is left to those who read and compile it here.
     """
     wanted = json.dumps([os.fspath(path), settings.properties()])
     code = spawn.run(Path(compile_trial.__file__), [wanted]).returncode
@@ -105,7 +104,6 @@ def require_compilable(path: Path, settings: NumericSettings) -> bool:
             f"OpenVINO crashes while it reads and compiles this graph ({spawn.describe_exit(code)})",
             hint="Use another --backend",
         )
-    return code == 0
 
 
 def count_executed_ops(model: Any) -> Counter[str]:

@@ -18,12 +18,13 @@ from ..errors import ArtifactError, InputError, SourceError, UsageError
 from ..load.weights.safetensors_file import open_safetensors, read_header
 from ..plan import INVENTED, RANDOM, REQUIRED, Plan
 from ..spec import DTYPE_NAMES, Finding, TensorSpec
+from .model_info import GOLDEN_INPUTS
 from .store import Manifest
 
 ROWS = 2
 TOKENS = 16  # of each row of a language model; logits of whole windows would outweigh the model
 LARGEST_ELEMENT = 16  # bytes, of complex128
-INPUTS, OUTPUTS = "golden/inputs.safetensors", "golden/outputs.safetensors"
+INPUTS, OUTPUTS = GOLDEN_INPUTS, "golden/outputs.safetensors"
 SYNTHETIC = "synthetic inputs (--no-golden)"
 Tensors = dict[str, Tensor]
 Fill = Callable[[tuple[int, ...], torch.Generator], Tensor]

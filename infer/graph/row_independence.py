@@ -20,7 +20,7 @@ from torch import Tensor
 from ..errors import InferError
 from ..library_errors import first_sentence
 from ..rows import are_joinable, count, joined, one, take
-from ..spec import BATCH, Joins, TensorSpec, text_padding
+from ..spec import BATCH, UNBOUNDED, Joins, TensorSpec, text_padding
 from .typical_inputs import MASK, row_lengths
 
 ROWS, FEW = 8, 4  # in the batch that the others are compared with; of a slow model
@@ -239,7 +239,7 @@ class _Trial:
         if len(lengths) != 1 or not all(spec.name in padding for spec in self.inputs):
             return ""
         (name,) = lengths
-        low, high = self.sizes.get(name, (1, 1 << 20))
+        low, high = self.sizes.get(name, (1, UNBOUNDED))
         rows = distinct_rows(self.samples, self.inputs, max(min(FEW, self.high), self.low))
         longest = int(row_lengths(rows[MASK]).max()) if MASK in rows else _length(rows, self.inputs, name)
         length = max(low, min(longest, high) // 2, 1)

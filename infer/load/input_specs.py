@@ -92,7 +92,10 @@ def propose_input(module: nn.Module) -> tuple[TensorSpec | None, str]:
         if (taken := _taken(layer)) is not None:
             dtype, (rows, *sizes) = taken
             if isinstance(layer, nn.Conv2d) and sizes[0] == 1 and _takes_colour(module):
-                sizes[0], reason = COLOURS, f"{reason}, before which it makes one channel of any number"
+                sizes[0], reason = (
+                    COLOURS,
+                    f"{reason}; images of {COLOURS} channels run too, of which it makes one",
+                )
             return TensorSpec(name, dtype, (rows, *sizes)), reason
         if any(True for _ in layer.parameters(recurse=False)):
             break

@@ -15,7 +15,7 @@ from .identification.source_names import is_library_name, is_user_module, whole_
 from .input_specs import bounds, resolve_inputs
 from .loaded_model import LoadedModel
 from .samples import read_samples
-from .samples.fatal_sizes import Trials
+from .samples.fatal_sizes import InputTrials
 from .sources.user_module import UserModule
 from .weight_loading.fill_weights import resolve_strategy
 
@@ -30,7 +30,7 @@ def load(
     plan: Plan,
     *,
     calibrates: bool | None = None,
-    tried: Callable[[LoadedModel], Trials | None] | None = None,
+    tried: Callable[[LoadedModel], InputTrials | None] | None = None,
 ) -> LoadedModel:
     """Identify `plan.source` by content and open it; raise `SourceError`, or `UsageError` for a missing option.
 

@@ -25,7 +25,7 @@ from ..graph.program import ENCODER, Graph, OnnxGraph, StreamedGraph, TorchGraph
 from ..graph.row_independence import Joining
 from ..llm.step.step_shape import StepShape
 from ..load.loaded_model import LoadedModel
-from ..load.samples.fatal_sizes import Trials
+from ..load.samples.fatal_sizes import InputTrials
 from ..onnx import packages
 from ..plan import Plan
 from ..spec import BATCH, Finding, TensorSpec
@@ -240,7 +240,7 @@ class FloatReferences:
         return f"float-{backend}" if shape is None else f"float-{backend}-step"
 
 
-def takes(loaded: LoadedModel) -> Trials | None:
+def takes(loaded: LoadedModel) -> InputTrials | None:
     """Return what runs an ONNX file, as it is written, on inputs that it may not take: in a process of its own."""
     if loaded.onnx is None or packages.missing("ort", "onnxruntime"):
         return None
@@ -261,7 +261,7 @@ def takes(loaded: LoadedModel) -> Trials | None:
             return None
         return {name: torch.from_numpy(a.unpacked()) for name, a in zip(outputs, answer.arrays, strict=True)}
 
-    return Trials(runs, process.died_of, process.close)
+    return InputTrials(runs, process.died_of, process.close)
 
 
 def _onnx_runtime(original: Graph, device: str, *, as_written: bool = False) -> Any:

@@ -27,7 +27,7 @@ from ..plan import INVENTED, Plan
 from ..report.measurements import roofline
 from ..report.rendering import formatting
 from ..results import Metric
-from ..spec import BATCH, TensorSpec
+from ..spec import BATCH, UNBOUNDED, TensorSpec
 from .float_reference import FloatReferences, RememberedOutputs, opened
 from .trial import Trial
 
@@ -118,7 +118,7 @@ def _judge_schedules(
 ) -> list[Metric]:
     from ..llm.step.schedules import schedule_consistency as schedules
 
-    longest = min(runner.shape.max_positions, original.sizes.get("seq", (1, 1 << 20))[1])
+    longest = min(runner.shape.max_positions, original.sizes.get("seq", (1, UNBOUNDED))[1])
     source, name, vocabulary = runner.shape.source, runner.inputs[-1].name, runner.shape.vocab_size
     windows = schedules.judged_windows(original.samples[name], vocabulary, longest)
     late = schedules.late_window(original.samples[name], vocabulary, longest, original.weights)

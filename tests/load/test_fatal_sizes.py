@@ -15,7 +15,7 @@ from onnx import parser
 from infer import Plan, Predictor, load, optimize
 from infer.errors import InputError
 from infer.load.samples import fatal_sizes, inputs_of_ours
-from infer.load.samples.fatal_sizes import Trials
+from infer.load.samples.fatal_sizes import InputTrials
 from infer.onnx.trial_process import TrialProcess
 from infer.run.float_reference import takes
 
@@ -76,7 +76,7 @@ def test_of_a_file_that_runs_at_any_size_none_is_limited(tmp_path: Path) -> None
 def test_a_bound_is_the_least_size_that_runs(windows: Path) -> None:
     loaded = load.load(Plan(source=str(windows)))
     samples = {"waveforms": torch.ones(2, 1000)}
-    trials = Trials(
+    trials = InputTrials(
         lambda inputs: {} if inputs["waveforms"].shape[1] >= 523 else None, [{"waveforms": (3, 64)}], print
     )
     assert fatal_sizes.refuse(loaded, samples, trials, inputs_of_ours.some).sizes["T"][0] == 523

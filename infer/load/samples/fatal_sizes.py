@@ -21,7 +21,7 @@ ROWS = 3  # with one row a size that is fatal may be an error
 
 
 @dataclass(frozen=True)
-class Trials:
+class InputTrials:
     """A model to be tried on inputs: `runs` them, and `died_of` lists the shapes of those that ended its process."""
 
     runs: Runs
@@ -29,7 +29,9 @@ class Trials:
     close: Callable[[], object]
 
 
-def refuse(loaded: LoadedModel, samples: Mapping[str, Tensor], trials: Trials, make: Make) -> LoadedModel:
+def refuse(
+    loaded: LoadedModel, samples: Mapping[str, Tensor], trials: InputTrials, make: Make
+) -> LoadedModel:
     """Return the model with a lower bound for each size that, smaller than in the samples, ends the process.
 
     The bound lies between both, by halves; where that takes long, it stays on the side that is known to run.
@@ -48,7 +50,7 @@ def refuse(loaded: LoadedModel, samples: Mapping[str, Tensor], trials: Trials, m
         low, high = loaded.sizes.get(name, (1, UNBOUNDED))
         for size in SMALL:
             if low <= size < least and time.monotonic() - began < LIMIT_SECONDS:
-                runs_at(name, size)
+                runs_at(name, size)  # which adds to `died_of`
         died = [_sizes_of(loaded, shapes)[name] for shapes in trials.died_of]
         fatal = max((size for size in died if size < least), default=least)
         while least - fatal > 1 and time.monotonic() - began < LIMIT_SECONDS:

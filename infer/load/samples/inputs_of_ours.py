@@ -41,7 +41,7 @@ PARAMETERS = (  # patterns of the name of a single number, and what it may be
     (re.compile(r"(?<![a-z])(?:f?max|high)"), 1000.0),
     (re.compile("thresh"), 0.3),
 )
-LENGTH_NAMES = re.compile(r"(?<![a-z])(?:len|length|num_frames|num_tokens)s?(?![a-z])")
+FILLED_LENGTHS = re.compile(r"(?<![a-z])(?:len|length|num_frames|num_tokens)s?(?![a-z])")
 # Tried for a symbolic size that alone is another.
 WIDTHS = (32, 16, 8, 128, 256, 512, 80, 40, 48, 24, 12, 10, 6, 5, 4, 3, 2, 1)
 MOST_INTEGER = 1 << 20
@@ -271,7 +271,7 @@ def _counted(spec: TensorSpec, specs: Sequence[TensorSpec], chosen: Mapping[str,
     It holds an integer, for each row where it has rows, is called a length, and the size is the one that most of the
     other inputs have.
     """
-    if _is_float(spec) or not LENGTH_NAMES.search(spec.name.lower()):
+    if _is_float(spec) or not FILLED_LENGTHS.search(spec.name.lower()):
         return None
     if any(size not in (BATCH, 1) for size in spec.shape):
         return None

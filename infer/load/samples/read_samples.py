@@ -19,7 +19,7 @@ from ..loaded_model import LoadedModel
 from ..sources.user_module import UserModule, call_for_tensors, import_file, importable
 from ..weights.file_blocks import raw_bytes
 from . import batch_axes, fatal_sizes, inputs_of_ours, sample_split
-from .fatal_sizes import Trials
+from .fatal_sizes import InputTrials
 from .sample_files import Samples, are_texts, digest_of_files, example_option, list_files, read_files
 from .text_samples import MAX_ROWS, TEXT_INPUTS, tokenize
 
@@ -47,7 +47,7 @@ def with_samples(
     user_module: UserModule | None,
     *,
     calibrates: bool | None = None,
-    tried: Callable[[LoadedModel], Trials | None] | None = None,
+    tried: Callable[[LoadedModel], InputTrials | None] | None = None,
 ) -> LoadedModel:
     """Return the model with its samples: from `plan.data`, else from the source, else of ours.
 
@@ -71,7 +71,7 @@ def _with_samples(
     loaded: LoadedModel,
     user_module: UserModule | None,
     calibrates: bool | None,
-    trials: Trials | None,
+    trials: InputTrials | None,
 ) -> LoadedModel:
     runs = None if trials is None else trials.runs
     if runs is not None and batch_axes.are_open(loaded):
