@@ -31,7 +31,7 @@ def cached_artifact(
 
     `source_digest` stands for the weights and code of the source (a commit of a repository, a hash of weights);
     `plan.source` and other places of files are not part of the key. `name` is what people read in the path. While
-    another process makes the same artifact, this one waits for it. What `make` raises is raised here, and nothing stays.
+    another process makes the same artifact, this one waits. What `make` raises is raised here; nothing stays of it.
     """
     place = paths.cache("artifacts") / f"{_file_name(name)}-{_key(plan, source_digest)}.infer"
     reporter = reporter or Reporter()
