@@ -15,6 +15,7 @@ GROUPS = (QUANT, TARGET, CHECKS, MODEL, LLM)  # the order of the panels of --hel
 # Values of --data that name no file: numbers alone, inputs made for the model, and an error where the source has none.
 RANDOM, OURS, REQUIRED = "random", "ours", "required"
 INVENTED = (RANDOM, OURS)  # say nothing about the user's data
+IN_MEMORY = "memory:"  # begins the `source` of a module in the user's program, before the name of its class
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

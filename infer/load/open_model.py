@@ -31,24 +31,20 @@ def load(
     *,
     calibrates: bool | None = None,
     tried: Callable[[LoadedModel], InputTrials | None] | None = None,
+    in_memory: LoadedModel | None = None,
 ) -> LoadedModel:
     """Identify `plan.source` by content and open it; raise `SourceError`, or `UsageError` for a missing option.
 
     Weights are not in memory afterwards: parameters are on meta until `fill` or a quantizer reads them. `calibrates`:
     whether rows of the samples are split off for calibration; None: where the plan quantizes. `tried` makes what tells
-    whether the model takes inputs that are made here, where its user gives none.
+    whether the model takes inputs that are made here, where its user gives none. `in_memory`: a module of the user's
+    program, which is the source; `plan.source` is then only its name.
     """
-    _refuse_weights(plan)
-    if not is_user_module(plan.source):
-        plan = plan.with_(source=str(whole_source(Path(plan.source))))
-    identified = identify(Path(plan.source))
-    if identified.code and not plan.trust_code:
-        raise _untrusted(plan, identified)
-    loaded, user_module = _open(plan, identified)
-    findings = [Finding("load", "source", identified.kind, why=identified.says), *loaded.findings]
-    if identified.code:
-        why = f"it names {', '.join(identified.globals[:8])}" if identified.globals else identified.says
-        findings.append(Finding("load", "trusted code", True, why=f"--trust-code was given; {why}"))
+    if in_memory is not None:
+        loaded, user_module = in_memory, None
+    else:
+        plan, loaded, user_module = _identify_and_open(plan)
+    findings = list(loaded.findings)
     inputs, size = loaded.inputs, loaded.weight_bytes
     if loaded.module is not None:
         inputs, proposed = resolve_inputs(plan, inputs, loaded.module)
@@ -71,6 +67,22 @@ def load(
 
         loaded = replace(loaded, decode_greedily=partial(decode_greedily, loaded))
     return read_samples.with_samples(plan, loaded, user_module, calibrates=calibrates, tried=tried)
+
+
+def _identify_and_open(plan: Plan) -> tuple[Plan, LoadedModel, UserModule | None]:
+    """Open a file, folder or name; the plan names the whole model where its source was an index of shards."""
+    _refuse_weights(plan)
+    if not is_user_module(plan.source):
+        plan = plan.with_(source=str(whole_source(Path(plan.source))))
+    identified = identify(Path(plan.source))
+    if identified.code and not plan.trust_code:
+        raise _untrusted(plan, identified)
+    loaded, user_module = _open(plan, identified)
+    findings = [Finding("load", "source", identified.kind, why=identified.says), *loaded.findings]
+    if identified.code:
+        why = f"it names {', '.join(identified.globals[:8])}" if identified.globals else identified.says
+        findings.append(Finding("load", "trusted code", True, why=f"--trust-code was given; {why}"))
+    return plan, replace(loaded, findings=tuple(findings)), user_module
 
 
 def _open(plan: Plan, identified: Identified) -> tuple[LoadedModel, UserModule | None]:

@@ -106,6 +106,20 @@ class CheckedRunner:
         """Check inputs by name, run them, and return the outputs as tensors."""
         return self._run_pieces(self._check(named))
 
+    def run_fitting(self, named: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        """Return the outputs of one call, on the CPU; None for inputs that the model does not take."""
+        if self._run_arrays is not None and (arrays := self._fitting.arrays(named)) is not None:
+            with self._lock:
+                self._check_open()
+                return {name: torch.from_numpy(array) for name, array in self._run_arrays(arrays).items()}
+        if (fitting := self._fitting.tensors(named)) is not None:
+            return self._run(fitting)
+        try:
+            checked = self._check(named)
+        except InputError:
+            return None
+        return self._run_pieces(checked)
+
     def session(self, shared: Mapping[str, Any] | None = None) -> Session:
         """Begin a sequence: each call of the session gets the state that the one before returned, the first zeros.
 

@@ -68,10 +68,18 @@ __all__ = [
 ]
 
 
-def optimize(plan: Plan, output: Path, *, reporter: Reporter | None = None, replace: bool = False) -> Outcome:
+def optimize(
+    plan: Plan,
+    output: Path,
+    *,
+    reporter: Reporter | None = None,
+    replace: bool = False,
+    in_memory: sources.LoadedModel | None = None,
+) -> Outcome:
     """Optimize the model of `plan.source`, check it against the original and publish the artifact `output`.
 
-    `reporter` receives progress and findings; `replace` overwrites an artifact.
+    `reporter` receives progress and findings; `replace` overwrites an artifact. `in_memory`: a module of the user's
+    program, which is the source then; its plan's `source` is only a name.
     Nothing is published when this raises:
 
     - `UsageError`: an option is wrong, or options exclude each other.
@@ -86,7 +94,7 @@ def optimize(plan: Plan, output: Path, *, reporter: Reporter | None = None, repl
     paths.require_writable()
     resolved = resolve_here(plan, reporter)
     with store.stage(output, replace=replace) as folder, limited_calls(), closing(ForkingProbe()) as memory:
-        run = Run(folder, reporter, memory)
+        run = Run(folder, reporter, memory, in_memory=in_memory)
         made = run.in_best_form(resolved)
         enforce(made.plan, made.selected, made.opened.original, made.small, made.stuck, made.opened.floats)
         return run.publish(made, output)
@@ -125,19 +133,23 @@ class Made:
 
 @dataclass(frozen=True)
 class Run:
-    """Stages of a run in the folder where its artifact grows; `memory` measures it, `rules` say how it is timed."""
+    """Stages of a run in the folder where its artifact grows; `memory` measures it, `rules` say how it is timed.
+
+    `in_memory`: the source, where it is a module of the user's program.
+    """
 
     folder: Path
     reporter: Reporter
     memory: ForkingProbe
     rules: TimingRules = field(default_factory=TimingRules)
+    in_memory: sources.LoadedModel | None = None
 
     def in_best_form(self, resolved: Resolved) -> Made:
         """Make the form of the source that is tried first; where a gate will refuse it, an ONNX file's other one."""
         form: Form | None = None
         while True:
             attempt = self.reporter.attempt()
-            loaded, for_task = load(resolved, attempt, form=form)
+            loaded, for_task = load(resolved, attempt, form=form, in_memory=self.in_memory)
             try:
                 reported = replace(self, reporter=attempt)
                 made = reported.make(reported.open(loaded, for_task))
@@ -247,15 +259,16 @@ def load(
     *,
     calibrates: bool | None = None,
     form: Form | None = None,
+    in_memory: sources.LoadedModel | None = None,
 ) -> tuple[sources.LoadedModel, Resolved]:
     """Open the source, load its weights, and resolve the options that depend on the task.
 
     `calibrates`: whether rows of the samples are split off for calibration; None: where the plan quantizes. `form`: of
-    an ONNX file, the first of `onnx_form.forms` by default.
+    an ONNX file, the first of `onnx_form.forms` by default. `in_memory`: see `optimize`.
     """
     reporter = reporter or Reporter()
     reporter.step("load", run.plan.source)
-    loaded = sources.load(run.plan, calibrates=calibrates, tried=takes)
+    loaded = sources.load(run.plan, calibrates=calibrates, tried=takes, in_memory=in_memory)
     run = resolve_cache(keep_codes(run, loaded.stored_as), loaded.task)
     if loaded.ours:
         run = replace(run, plan=run.plan.with_(data=OURS))

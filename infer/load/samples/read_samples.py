@@ -314,6 +314,8 @@ def _shipped(
     loaded: LoadedModel, plan: Plan, user_module: UserModule | None, most: int | None
 ) -> tuple[Samples, str, bool] | None:
     """Return samples beside the model, their source, and whether they are texts; None where there are none."""
+    if loaded.samples:  # of the program that the module is part of
+        return dict(loaded.samples), loaded.samples_from, False
     if user_module is not None:
         found = user_module.tensors("example_inputs")
         return None if found is None else (found, f"{user_module.path}:example_inputs", False)
