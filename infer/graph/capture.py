@@ -258,12 +258,10 @@ def _example(
         if isinstance(size, str):
             fewest = bounds[size][0]  # of rows two are enough, and quickest
             step = steps.get(size, 1)
-            wanted = (
-                (2 * step if size == BATCH or not axis else max(2 * step, fewest)) if size in dims else fewest
-            )
+            wanted = max(2 * step, fewest) if size in dims else fewest
             if sample.shape[axis] < wanted:
                 sample = sample.repeat_interleave(-(-wanted // max(sample.shape[axis], 1)), dim=axis)
-            if axis == 0 or size == BATCH or size not in dims:
+            if size == BATCH or size not in dims:
                 sample = sample.narrow(axis, 0, wanted)
             elif step > 1:
                 sample = sample.narrow(axis, 0, sample.shape[axis] // step * step)

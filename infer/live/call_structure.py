@@ -39,7 +39,7 @@ TENSOR = _TensorPlace()
 
 
 class _Fields(dict[str, Any]):
-    """Fields of a dataclass instance, as a node that pytree can flatten; `made` is its class."""
+    """Fields of a dataclass or items of a mapping, as a node that pytree can flatten; `made` is its class."""
 
     made: type
 
@@ -54,6 +54,8 @@ def _flatten_fields_with_keys(fields: _Fields) -> tuple[list[tuple[Any, Any]], t
 
 def _make_instance(values: Sequence[Any], context: tuple[type, tuple[str, ...]]) -> Any:
     made, names = context
+    if issubclass(made, Mapping):
+        return made(dict(zip(names, values, strict=True)))  # type: ignore[call-arg]
     instance: Any = object.__new__(made)  # of a frozen class too, and without running __post_init__ again
     for name, value in zip(names, values, strict=True):
         object.__setattr__(instance, name, value)
@@ -71,25 +73,26 @@ def _register_fields() -> None:
     )
 
 
-def _is_unknown_dataclass(value: Any) -> bool:
+def _is_unknown(value: Any) -> bool:
+    """Return true for a dataclass instance or a mapping (BatchEncoding, UserDict) that pytree takes for a leaf."""
     kind = type(value)
-    return dataclasses.is_dataclass(kind) and kind not in pytree.SUPPORTED_NODES
+    return kind not in pytree.SUPPORTED_NODES and (dataclasses.is_dataclass(kind) or isinstance(value, Mapping))
 
 
 def _opened(value: Any) -> Any:
-    """Replace instances of dataclasses that pytree does not know by their fields."""
-    if _is_unknown_dataclass(value):
+    """Replace dataclass instances and mappings that pytree does not know by their fields and items."""
+    if _is_unknown(value):
         _register_fields()
-        fields = _Fields(
-            {field.name: _opened(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        )
+        if isinstance(value, Mapping):
+            items = value.items()
+        else:
+            items = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+        fields = _Fields({str(name): _opened(item) for name, item in items})
         fields.made = type(value)
         return fields
     if type(value) in pytree.SUPPORTED_NODES:
         return pytree.tree_map(
-            lambda leaf: _opened(leaf) if _is_unknown_dataclass(leaf) else leaf,
-            value,
-            is_leaf=_is_unknown_dataclass,
+            lambda leaf: _opened(leaf) if _is_unknown(leaf) else leaf, value, is_leaf=_is_unknown
         )
     return value
 
