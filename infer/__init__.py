@@ -23,6 +23,9 @@ __all__ = [
     "compile",
     "distil",
     "optimize",
+    "record",
+    "replace",
+    "restore",
     "search",
     "train_adapter",
 ]
@@ -40,6 +43,9 @@ _MODULE_OF = {
     "compile": "live.compile",
     "distil": "tune.distillation.distil",
     "optimize": "run.stages",
+    "record": "live.recording",
+    "replace": "live.recording",
+    "restore": "live.recording",
     "search": "budget_search.run_search",
     "train_adapter": "tune.adapter",
 }

@@ -18,8 +18,10 @@ _SIDES = {
 }  # fmt: skip
 _STATES = {
     "h", "c", "hx", "cx", "hc", "state", "states", "hidden", "cell", "cache", "memory", "mem", "carry", "rnn", "lstm",
-    "gru", "buffer",
+    "gru", "buffer", "buf", "mems",
 }  # fmt: skip
+# Words of a name that say which call it is of.
+_TIMES = frozenset("past prev previous present next last old new updated init initial final".split())  # noqa: SIM905
 _NUMBERED = re.compile(r"output(_\d+)?")
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 Run = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
@@ -28,15 +30,22 @@ Run = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 def states(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> dict[str, str]:
     """Return the output that each carried input comes from, such as {"state": "stateN"}, {"h_0": "h_n"}.
 
-    Their names say the same but for the side, their dtypes and shapes are equal, and no other pair has that name; of
-    outputs that are only numbered, the last ones are the states of inputs that are called so, in order. Another input
-    holds the data: what has no other is no state.
+    Their names say the same but for the side, and that they are a state or of which call they are: an image that comes
+    back as an image is none. Their dtypes and shapes are equal, and no other pair has that name; of outputs that are
+    only numbered, the last ones are the states of inputs that are called so, in order. Another input holds the data:
+    what has no other is no state.
     """
     pairs: dict[str, str] = {}
     for spec in inputs:
         same = [out for out in outputs if out.dtype == spec.dtype and out.shape == spec.shape]
         essence = _essence(spec.name)
-        named = [out.name for out in same if essence and _essence(out.name) == essence]
+        named = [
+            out.name
+            for out in same
+            if essence
+            and _essence(out.name) == essence
+            and (is_called_state(spec.name) or _times(spec.name, out.name))
+        ]
         if len(named) == 1 and named[0] not in pairs.values():
             pairs[spec.name] = named[0]
     for spec in reversed([s for s in inputs if s.name not in pairs and is_called_state(s.name)]):
@@ -104,6 +113,10 @@ def _essence(name: str) -> tuple[str, ...]:
     words = [word.lower() for word in _WORDS.findall(name)]
     words = [word[0] if word in ("hn", "cn") else word for word in words]
     return tuple(word for word in words if word not in _SIDES)
+
+
+def _times(*names: str) -> bool:
+    return any(word.lower() in _TIMES for name in names for word in _WORDS.findall(name))
 
 
 class Carrying:

@@ -54,10 +54,11 @@ def _flatten_fields_with_keys(fields: _Fields) -> tuple[list[tuple[Any, Any]], t
 
 def _make_instance(values: Sequence[Any], context: tuple[type, tuple[str, ...]]) -> Any:
     made, names = context
-    if issubclass(made, Mapping):
-        return made(dict(zip(names, values, strict=True)))  # type: ignore[call-arg]
+    items = dict(zip(names, values, strict=True))
+    if issubclass(made, Mapping):  # the outputs of diffusers are both
+        return made(**items) if dataclasses.is_dataclass(made) else made(items)  # type: ignore[call-arg]
     instance: Any = object.__new__(made)  # of a frozen class too, and without running __post_init__ again
-    for name, value in zip(names, values, strict=True):
+    for name, value in items.items():
         object.__setattr__(instance, name, value)
     return instance
 
@@ -74,9 +75,10 @@ def _register_fields() -> None:
 
 
 def _is_unknown(value: Any) -> bool:
-    """Return true for a dataclass instance or a mapping (BatchEncoding, UserDict) that pytree takes for a leaf."""
-    kind = type(value)
-    return kind not in pytree.SUPPORTED_NODES and (dataclasses.is_dataclass(kind) or isinstance(value, Mapping))
+    """Return true for a dataclass instance or a mapping of which pytree does not know the names of its parts."""
+    known = pytree.SUPPORTED_NODES.get(type(value))
+    has_names = known is not None and known.flatten_with_keys_fn is not None
+    return not has_names and (dataclasses.is_dataclass(type(value)) or isinstance(value, Mapping))
 
 
 def _opened(value: Any) -> Any:

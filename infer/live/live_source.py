@@ -96,7 +96,7 @@ def live_source(
             "module in memory", flat, lambda: flat_module(copy_structure(float_module), structure), None
         ),
         inputs=sizes.inputs,
-        outputs=returned.names,
+        outputs=tuple(f"{name}_out" if name in structure.names else name for name in returned.names),
         called=judge,
         sizes={**sizes.bounds, **({BATCH: (1, plan.max_batch)} if rows.have_rows(sizes.inputs) else {})},
         samples=_samples(taken, structure, sizes.inputs) if origin else {},
