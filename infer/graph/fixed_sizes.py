@@ -85,6 +85,8 @@ def capture_at_any_sizes(
             if error.__cause__ is None:
                 raise
             continue
+        if fixed.get(BATCH, (1, 1)) != (1, 1) and not _rows_are_independent(module, graph, sizes):
+            continue  # more rows than these are another model to its code
         graph = _with_rows(module, graph, sizes)
         if (
             isinstance(reason, _OtherNumbersError)
@@ -276,21 +278,30 @@ def _sizes_to_fix(
 
 
 def _narrower(reason: str, sizes: Sizes, samples: Mapping[Any, int]) -> dict[str, tuple[int, int]]:
-    """Return the bounds that the exporter's guards leave to lengths, empty where it calls any size a constant.
+    """Return the bounds that the exporter's guards leave to sizes, empty where it calls any a constant.
 
     A guard is a formula of one size, such as (height // 8) == 1; what satisfies all of a size, around that of the
-    samples, is kept. A batch is left to the capture of one row.
+    samples, is kept. Of the batch only the largest may be narrowed: else it is left to the capture of one row.
     """
     if "specialized it to be a constant" in reason:
         return {}
     guards: dict[str, list[str]] = {}
     for name, size, guard in _GUARD.findall(reason):
-        if name not in sizes or name == BATCH:
+        if name not in sizes:
             return {}
         formula = guard.replace(size, "v")
         if _FORMULA.fullmatch(formula) and "**" not in formula:
             guards.setdefault(name, []).append(formula)
-    runs = {name: _run_around(samples[name], every, *sizes[name]) for name, every in guards.items()}
+    runs = {}
+    for name, every in guards.items():
+        low, high = sizes[name]
+        if name == BATCH:  # guards of exporters begin at 2, and a graph for 2 rows and more takes one
+            first, last = _run_around(2, every, 2, high)
+            if first != 2 or last == 2 or low > 2:
+                return {}
+            runs[name] = low, last
+        else:
+            runs[name] = _run_around(samples[name], every, low, high)
     return {name: bounds for name, bounds in runs.items() if sizes[name] != bounds and bounds[0] < bounds[1]}
 
 
@@ -331,9 +342,7 @@ def _with_rows(module: nn.Module, graph: TorchGraph, sizes: Sizes) -> TorchGraph
     """
     if graph.sizes.get(BATCH) != (1, 1):
         return graph
-    if _is_one_row(graph) and _rows_are_independent(
-        module, graph, max(sizes.get(BATCH, (1, 1))[1], MOST_ROWS)
-    ):
+    if _is_one_row(graph) and _rows_are_independent(module, graph, sizes):
         return with_named_rows(graph)
     inputs = tuple(_with_row_count(spec, 1) for spec in graph.inputs)
     samples = cut(graph.inputs, graph.samples, 0, 1)
@@ -359,11 +368,13 @@ def _with_row_count(spec: TensorSpec, rows: int | str) -> TensorSpec:
     return TensorSpec(spec.name, spec.dtype, tuple(shape))
 
 
-def _rows_are_independent(module: nn.Module, graph: TorchGraph, most: int) -> bool:
-    """Return true if the model gives the same rows for several inputs at once, up to `most`, as for each alone."""
-    if not all(spec.shape and spec.shape[0] == 1 for spec in graph.outputs):
+def _rows_are_independent(module: nn.Module, graph: TorchGraph, sizes: Sizes) -> bool:
+    """Return true if the model gives the same rows for several inputs at once as for each alone, up to the largest
+    batch that was asked for.
+    """
+    if not all(spec.shape and spec.shape[0] in (1, BATCH) for spec in graph.outputs):
         return False
-    named = with_named_rows(graph)
+    named, most = with_named_rows(graph), max(sizes.get(BATCH, (1, 1))[1], MOST_ROWS)
 
     def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         outputs = flatten(module(**clones(inputs)))

@@ -167,7 +167,7 @@ def _step(key: Any) -> str:
 
 def _unique(place: str, taken: Sequence[str], *, alone: bool) -> str:
     """Return a name that is a Python identifier: `features.0` becomes `features_0`, of a tuple `output_0`."""
-    name = keyword(f"output_{place}" if place.isdigit() and not alone else place)
+    name = keyword(place if alone or not place[0].isdigit() else f"output_{place}")
     while name in taken:
         name += "_"
     return name

@@ -206,7 +206,8 @@ def _difference(source: LiveSource, variant: Variant) -> str | None:
         got = variant.predictor.run_fitting(inputs)
         if got is None:
             shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in inputs.items())
-            return f"the artifact does not take a call of the data: {shapes}"
+            taken = ", ".join(map(str, variant.predictor.inputs))
+            return f"the artifact does not take a call of the data: {shapes}; it takes {taken}"
         metrics = fidelity.compare(dict(zip(outputs, expected, strict=True)), got, task="tensors")
         if reason := fidelity.judge(metrics, limits(plan, "tensors"), plan.max_error):
             return f"{reason}, on a call of the data"

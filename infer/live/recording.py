@@ -198,7 +198,9 @@ def _parts(owner: Any) -> list[tuple[Any, Any]]:
     if isinstance(owner, list):
         return list(enumerate(owner))
     own = list(vars(owner).items()) if hasattr(owner, "__dict__") else []
-    return [*own, *owner._modules.items()] if isinstance(owner, nn.Module) else own
+    if isinstance(owner, nn.Module):
+        return [*owner._modules.items(), *((name, value) for name, value in own if not name.startswith("_"))]
+    return own
 
 
 def _put(owner: Any, name: Any, value: nn.Module) -> None:

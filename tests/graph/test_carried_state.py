@@ -26,6 +26,9 @@ def specs(*names: str) -> tuple[TensorSpec, ...]:
         (("x",), ("y",), {}),
         (("x", "input"), ("output",), {}),
         (("image",), ("image_out",), {}),
+        (("sample", "timestep"), ("out_sample",), {}),
+        (("x", "enc_buf"), ("y", "enc_buf_out"), {"enc_buf": "enc_buf_out"}),
+        (("x", "frames_prev"), ("y", "frames"), {"frames_prev": "frames"}),
     ],
 )  # fmt: skip
 def test_states_are_paired_by_what_their_names_share(

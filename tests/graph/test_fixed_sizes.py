@@ -54,6 +54,13 @@ class Above(Base):
         return self.fc(x) if x.shape[0] <= 20 else -self.fc(x)
 
 
+class InAnotherLayout(Base):
+    """Asks for the count of rows, which changes no number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x.clone() if x.shape[0] >= 48 else x)
+
+
 class Table(Base):
     """Takes sequences of 5 only."""
 
@@ -111,6 +118,14 @@ def test_a_model_that_asks_how_many_rows_there_are_gets_one_a_request(model: typ
     found = captured(model(), "x=float32[batch,8]", torch.randn(6, 8))
     assert found.fixed.endswith("it takes one row a request)")
     assert found.inputs[0].shape == (1, 8)
+
+
+def test_a_count_of_rows_that_changes_no_number_bounds_the_batch() -> None:
+    found = captured(InAnotherLayout(), "x=float32[batch,8]", torch.randn(6, 8))
+    assert found.fixed.startswith("narrower sizes: batch 1 to 47 ")
+    for rows in (1, 7, 47):
+        x = torch.randn(rows, 8)
+        torch.testing.assert_close(next(iter(found.run({"x": x}).values())), InAnotherLayout()(x))
 
 
 def test_a_length_is_fixed_as_in_the_samples_and_the_batch_stays_free() -> None:
