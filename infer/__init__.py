@@ -42,7 +42,7 @@ _MODULE_OF = {
     "TrainSettings": "tune.settings",
     "compile": "live.compile",
     "distil": "tune.distillation.distil",
-    "optimize": "run.stages",
+    "optimize": "live.optimize",
     "record": "live.recording",
     "replace": "live.recording",
     "restore": "live.recording",

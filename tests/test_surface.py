@@ -20,7 +20,8 @@ COMMANDS = [
 def test_public_names_are_stable() -> None:
     assert infer.__all__ == [
         "AdapterSettings", "Budgets", "DistilSettings", "Finding", "InferError", "Plan", "Predictor", "TensorSpec",
-        "TrainSettings", "__version__", "distil", "optimize", "search", "train_adapter",
+        "TrainSettings", "__version__", "compile", "distil", "optimize", "record", "replace", "restore", "search",
+        "train_adapter",
     ]  # fmt: skip
     assert all(getattr(infer, name) is not None for name in infer.__all__)
 

@@ -85,11 +85,8 @@ def _opened(value: Any) -> Any:
     """Replace dataclass instances and mappings that pytree does not know by their fields and items."""
     if _is_unknown(value):
         _register_fields()
-        if isinstance(value, Mapping):
-            items = value.items()
-        else:
-            items = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
-        fields = _Fields({str(name): _opened(item) for name, item in items})
+        items = value if isinstance(value, Mapping) else _fields_of(value)
+        fields = _Fields({str(name): _opened(item) for name, item in items.items()})
         fields.made = type(value)
         return fields
     if type(value) in pytree.SUPPORTED_NODES:
@@ -97,6 +94,10 @@ def _opened(value: Any) -> Any:
             lambda leaf: _opened(leaf) if _is_unknown(leaf) else leaf, value, is_leaf=_is_unknown
         )
     return value
+
+
+def _fields_of(instance: Any) -> dict[str, Any]:
+    return {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance)}
 
 
 @dataclass(frozen=True)

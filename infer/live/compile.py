@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable
+import re
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
-from .. import fidelity
+from .. import fidelity, plugins
 from ..artifact.manifest import REPORT
-from ..errors import GateError, NotUsableError, UsageError
+from ..errors import GateError, InferError, NotUsableError, UsageError
 from ..fidelity.thresholds import limits
 from ..load.module_copies import copy_structure
-from ..options import from_values
+from ..options import fields, from_values
 from ..plan import IN_MEMORY, Plan
 from ..predict.predictor import Predictor
 from ..report import document
+from ..report.rendering.progress import progress_bars
 from ..reporter import Reporter
 from ..run import stages
 from ..run.artifact_cache import cached_artifact
@@ -28,6 +32,9 @@ from .given_calls import Call, given_calls
 from .live_source import LiveSource, live_source, without_calls
 
 MOST_VARIANTS = 4  # structures of calls; the original computes the others
+VALUES = frozenset(
+    (*plugins.names("backends"), "none", "float", "cpu", "cuda", "meta", "offload", "random", "ours")
+)
 MOST_CHECKED = 16  # calls of a structure, once the artifact is open
 
 
@@ -52,6 +59,7 @@ def compile(
     - `select`: takes from an item what the model takes, such as `lambda row: row[0]`.
     - `output`: the artifact to write, which `replace` overwrites; by default it is in the user's cache, where a second
       start with the same weights, code, data and options finds it.
+    - `reporter`: receives progress and findings; by default a terminal and a notebook show bars.
     - `options`: those of `infer optimize`, by the names of `infer.Plan`: `quant`, `backend`, `max_error`, `threads`, …
 
     The model keeps its weights, device, dtype and mode. Sizes that vary over the calls may vary within what was seen;
@@ -60,8 +68,49 @@ def compile(
     Raises what `infer.optimize` does: `GateError` where the result is less faithful than the limits of its precision
     class, or no gain; `NotUsableError` where the model can't be captured; `UsageError` for data that it does not take.
     """
-    with torch.inference_mode(False):
-        return _compile(model, data, output, select, replace, reporter or Reporter(), options)
+    with torch.inference_mode(False), _shown(reporter) as shown, _hints_in_python():
+        return _compile(model, data, output, select, replace, shown, options)
+
+
+@contextmanager
+def _hints_in_python() -> Iterator[None]:
+    """Write the options that errors name as arguments: `--quant none` becomes `quant="none"`."""
+    try:
+        yield
+    except InferError as error:
+        error.message, error.hint = in_python(error.message), in_python(error.hint)
+        error.where = in_python(error.where)
+        raise
+
+
+def in_python(text: str) -> str:
+    """Return a sentence with the flags of `infer optimize` as arguments of `infer.compile`."""
+    known = {field.flag: field for field in fields(Plan) if field.flag}
+
+    def argument(match: re.Match[str]) -> str:
+        field = known.get(match[1])
+        if field is None:
+            return match[0]
+        if field.type is bool:
+            return f"{field.name}={not field.default}{match[2] or ''}{match[3] or ''}"
+        value = match[3] or ""
+        if value.isdigit():
+            return f"{field.name}={value}"
+        is_value = bool(value) and ("=" in value or value in VALUES)
+        return f'{field.name}="{value}"' if is_value else f"{field.name}=...{match[2] or ''}{value}"
+
+    return re.sub(r"(--[a-z][a-z-]*)(\s)?((?<=\s)[\w.:=\[\],/-]*[\w\]])?", argument, text)
+
+
+@contextmanager
+def _shown(reporter: Reporter | None) -> Iterator[Reporter]:
+    """Yield the reporter given; else bars on a terminal and in a notebook, and nothing in a log."""
+    console = Console(stderr=True)
+    if reporter is not None or not (console.is_terminal or console.is_jupyter):
+        yield reporter or Reporter()
+    else:
+        with progress_bars(console) as bars:
+            yield bars
 
 
 def _compile(

@@ -117,7 +117,7 @@ class CompiledModel(nn.Module):
 
     @property
     def report(self) -> ShownReport:
-        """What was measured of each variant."""
+        """Measured sizes, speed and fidelity of each variant."""
         return ShownReport(tuple((variant.predictor.path, variant.report) for variant in self.variants))
 
     @property

@@ -167,10 +167,11 @@ def replace(
 
 def restore(program: Any) -> int:
     """Put the original of every compiled module of `program` back; return how many there were."""
-    compiled = [place for place in _places(program) if isinstance(place[3], CompiledModel)]
-    for owner, name, _, value in compiled:
-        _put(owner, name, value.original)
-        value.close()
+    places = list(_places(program))
+    compiled = [(owner, name, value) for owner, name, _, value in places if isinstance(value, CompiledModel)]
+    for owner, name, replaced in compiled:
+        _put(owner, name, replaced.original)
+        replaced.close()
     return len(compiled)
 
 

@@ -80,15 +80,7 @@ def optimize(
 
     `reporter` receives progress and findings; `replace` overwrites an artifact. `in_memory`: a module of the user's
     program, which is the source then; its plan's `source` is only a name.
-    Nothing is published when this raises:
-
-    - `UsageError`: an option is wrong, or options exclude each other.
-    - `SourceError`, `UnsafeSourceError`: the model file is damaged, or holds code and `plan.trust_code` is not set.
-    - `GateError`: less faithful than the limits of the precision class, slower than the fastest float form, or of no
-      gain: neither faster nor smaller than what the user has.
-    - `NotUsableError`: this machine or this model can't run with the backend, format or device asked for.
-    - `BusyError`: the output exists, or another process writes it.
-    - `ResourceError`: out of memory or disk.
+    Nothing is published when this raises; `infer.optimize` lists the errors.
     """
     reporter = reporter or Reporter()
     paths.require_writable()

@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from infer.cli import main, output
+from infer.cli import main
 from infer.report import document
-from infer.report.rendering import optimize_summary
+from infer.report.rendering import optimize_summary, progress
 from infer.spec import Finding, LayerChoice
 from tests.report.test_report import FINDINGS, sample
 
@@ -92,12 +92,12 @@ def test_the_next_commands_are_whole_and_can_be_copied_whatever_the_path(width: 
 
 
 def test_a_step_with_a_long_path_leaves_room_for_its_bar_and_time() -> None:
-    with Progress(console=Console(file=io.StringIO(), width=80, force_terminal=True)) as progress:
-        output.BarReporter(progress).step("load", "/home/someone/" + "very-long.name/" * 14 + "model.pt")
-        said = progress.tasks[-1].description
+    with Progress(console=Console(file=io.StringIO(), width=80, force_terminal=True)) as bars:
+        progress.BarReporter(bars).step("load", "/home/someone/" + "very-long.name/" * 14 + "model.pt")
+        said = bars.tasks[-1].description
     assert said.startswith("load     [dim]/home/someone/")
     assert said.endswith("name/model.pt")
-    assert len(said.replace("[dim]", "")) + output.BESIDE <= 80
+    assert len(said.replace("[dim]", "")) + progress.BESIDE <= 80
 
 
 def test_the_figures_are_five_lines_and_the_next_commands_follow() -> None:
@@ -137,7 +137,7 @@ def test_a_pipe_gets_each_stage_once_and_findings_only_when_verbose() -> None:
     said = {}
     for verbose in (False, True):
         out = io.StringIO()
-        watch = output.LineReporter(Console(file=out, width=300), verbose=verbose)
+        watch = progress.LineReporter(Console(file=out, width=300), verbose=verbose)
         for backend in ("ort", "inductor"):
             watch.step("lower", backend)
             watch.found([FINDINGS[0]])
@@ -145,16 +145,16 @@ def test_a_pipe_gets_each_stage_once_and_findings_only_when_verbose() -> None:
     assert [line.split()[2:] for line in said[False]] == [["lower", "ort"]]
     assert len(said[True]) == 4
     assert "load: kind huggingface (config.json names BertModel)" in said[True][1]
-    assert output.sentence(Finding("load", "weights", 90.9, "MB")) == "load: weights 90.9 MB"
+    assert progress.sentence(Finding("load", "weights", 90.9, "MB")) == "load: weights 90.9 MB"
 
 
 def test_a_pipe_gets_later_steps_of_a_stage_where_the_last_line_is_old(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = iter((0.0, 1.0, 2.0, 13.0, 14.0))
-    monkeypatch.setattr(output.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: next(clock))
     out = io.StringIO()
-    watch = output.LineReporter(Console(file=out, width=300))
+    watch = progress.LineReporter(Console(file=out, width=300))
     for backend in ("ort", "openvino", "inductor", "eager"):
         watch.step("lower", backend)
     assert [line.split()[-1] for line in out.getvalue().splitlines()] == ["ort", "inductor"]

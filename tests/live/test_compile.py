@@ -285,3 +285,21 @@ class Wrong(nn.Module):
 def test_constants_that_change_from_call_to_call_are_refused() -> None:
     with pytest.raises((GateError, NotUsableError)):
         infer.compile(Wrong(), [torch.ones(2, 3), torch.full((2, 3), 99.0)], **QUICK)
+
+
+def test_optimize_takes_a_module_a_path_and_a_plan(tmp_path) -> None:
+    module, x = linear().eval(), torch.randn(8, 6)
+    outcome = infer.optimize(module, tmp_path / "module.infer", data=[x], **QUICK)
+    assert outcome.path == tmp_path / "module.infer"
+    with infer.Predictor.load(outcome.path, trust_code=True) as predictor, torch.no_grad():
+        torch.testing.assert_close(predictor.predict(x), module(x))
+    torch.save(module, tmp_path / "module.pt")
+    torch.save({"input": x}, tmp_path / "data.pt")
+    given = {"data": str(tmp_path / "data.pt"), "trust_code": True, **QUICK}
+    from_path = infer.optimize(tmp_path / "module.pt", tmp_path / "path.infer", **given)
+    from_plan = infer.optimize(from_path.manifest.plan, str(tmp_path / "plan.infer"))
+    assert from_plan.manifest.inputs == from_path.manifest.inputs
+    with pytest.raises(UsageError, match="a Plan has all options"):
+        infer.optimize(from_path.manifest.plan, tmp_path / "x.infer", quant="int8")
+    with pytest.raises(UsageError, match="colour"):
+        infer.optimize("model.pt", tmp_path / "x.infer", colour=1)
