@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import typer
+from torch import nn
 
+import infer
 from bench.shared import results_page
 from infer import Plan, optimize
 from infer.cli import application, main
+from infer.live.compiled_model import CompiledModel
 from tests.support.page_blocks import ROOT, blocks
 
 README = (ROOT / "README.md").read_text()
@@ -66,10 +71,40 @@ def test_the_python_examples_of_the_readme_run(tmp_path: Path, monkeypatch: pyte
         allow_slower=True,  # timings on a machine that has other work decide nothing
     )
     optimize(plan, Path("model.infer"))
-    (code,) = [block.text for block in BLOCKS if block.language == "python"]
+    artifact, modules = [block.text for block in BLOCKS if block.language == "python"]
     names = {"array": np.zeros((1, 1, 8, 8), "float32")}
-    exec(compile(code, "README.md", "exec"), names)  # noqa: S102
+    exec(compile(artifact, "README.md", "exec"), names)  # noqa: S102
     assert names["answer"].shape == (1, 10)
+    quick = partial(infer.compile, backend="eager", batches=(1,), allow_slower=True)
+    monkeypatch.setattr(infer, "compile", quick)
+    monkeypatch.setattr("infer.live.recording.compile_model", quick)
+    torch.manual_seed(0)
+    module, pipe = Masked().eval(), Pipe()
+    x, mask = torch.randn(4, 64), torch.ones(4, 64)
+    exec(compile(modules, "README.md", "exec"), {  # noqa: S102
+        "infer": infer, "module": module, "loader": [(x, mask)], "x": x, "mask": mask, "pipe": pipe,
+    })  # fmt: skip
+    assert isinstance(pipe.unet, CompiledModel)
+    assert isinstance(pipe.text_encoder, CompiledModel)
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64))
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.layers(x) * mask
+
+
+class Pipe:
+    def __init__(self) -> None:
+        self.text_encoder, self.unet = nn.Linear(8, 64).eval(), Masked().eval()
+
+    @torch.no_grad()
+    def __call__(self, prompt: str) -> torch.Tensor:
+        condition = self.text_encoder(torch.full((1, 8), float(len(prompt))))
+        return self.unet(torch.ones(1, 64), mask=condition)
 
 
 def test_every_readme_command_parses() -> None:

@@ -18,6 +18,8 @@ import infer.serve
 from infer.budget_search.run_search import SearchResult, SearchTrial
 from infer.budgets import Budgets
 from infer.cli import application
+from infer.live.compiled_model import CompiledModel
+from infer.live.recording import Recording, Replacement
 from infer.llm.completion import Completion, CompletionChunk, Score
 from infer.llm.engine.sampling.sampling_options import OPTIONS
 from infer.options import Field, command_line, fields, to_toml
@@ -175,8 +177,12 @@ def _json(value: Any) -> str:
 def api_page() -> str:
     """Write the public names of `infer` and `infer.serve`: signatures and docstrings."""
     lines = ["# Python API", "", f"The public names of `infer` and `infer.serve`. {WRITTEN}", ""]
-    lines += ["```python", "from infer import Budgets, Plan, Predictor, optimize, search", "```"]
+    lines += ["```python", "from infer import Budgets, Plan, Predictor, compile, optimize, search", "```"]
     order = [
+        "compile",
+        "record",
+        "replace",
+        "restore",
         "optimize",
         "Plan",
         "search",
@@ -192,6 +198,8 @@ def api_page() -> str:
     assert sorted([*order, "__version__"]) == sorted(infer.__all__)
     for name in order:
         lines += _section(f"infer.{name}", getattr(infer, name))
+        if name == "compile":
+            lines += _section("CompiledModel", CompiledModel)
     lines += [
         "",
         "## Generation options",
@@ -204,7 +212,17 @@ def api_page() -> str:
     for name, kind in get_type_hints(Options).items():
         lines.append(f"| `{name}` | {_code(_kind(kind))} | {OPTIONS[name].option.help} |")
     lines += ["", "## Results", "", "What methods return that are no arrays."]
-    for kind in (Outcome, SearchResult, SearchTrial, TrainingReport, Completion, CompletionChunk, Score):
+    for kind in (
+        Outcome,
+        Recording,
+        Replacement,
+        SearchResult,
+        SearchTrial,
+        TrainingReport,
+        Completion,
+        CompletionChunk,
+        Score,
+    ):
         lines += ["", f"### {kind.__name__}", "", *_doc(kind), "", "| field | type |", "|---|---|"]
         hints = get_type_hints(kind)
         lines += [f"| `{n}` | {_code(_kind(hint))} |" for n, hint in hints.items() if not n.startswith("_")]

@@ -16,7 +16,10 @@ LAYERS = (nn.Linear, nn.Conv2d, nn.Embedding)
 
 
 def restore_layers(module: fx.GraphModule) -> int:
-    """Replace `aten.linear`, `aten.conv2d` and `aten.embedding` on parameters by layers, in place; return the count."""
+    """Replace `linear`, `conv2d` and `embedding` on parameters by layers, in place; return the count.
+
+    They are operators of an exported program (`aten.linear`), or functions of a graph of dynamo.
+    """
     # All are read before the first is placed: a layer in the place of another's parameters hides them.
     calls = [node for node in module.graph.nodes if node.op == "call_function" and node.target in _MAKERS]
     layers = [(node, built) for node in calls if (built := _MAKERS[node.target](module, node)) is not None]
@@ -95,11 +98,25 @@ def _conv2d(module: fx.GraphModule, node: fx.Node) -> Made:
 
 
 def _embedding(module: fx.GraphModule, node: fx.Node) -> Made:
-    weight = _parameter(module, node.args[0])
+    return _embedding_of(module, node.args[1], node.args[0])
+
+
+def _functional_embedding(module: fx.GraphModule, node: fx.Node) -> Made:
+    arguments = _arguments(node, ("x", "weight", "padding_idx", "max_norm"), {"max_norm": None})
+    arguments["x"] = arguments.get("x", node.kwargs.get("input"))
+    return (
+        None
+        if arguments["max_norm"] is not None
+        else _embedding_of(module, arguments["x"], arguments["weight"])
+    )
+
+
+def _embedding_of(module: fx.GraphModule, x: Any, read: Any) -> Made:
+    weight = _parameter(module, read)
     if weight is None:
         return None
     layer = nn.Embedding(weight.shape[0], weight.shape[1], device="meta")
-    return _with_weights(layer, weight, None), node.args[1], node.args[0]  # type: ignore[return-value]
+    return _with_weights(layer, weight, None), x, read
 
 
 def _with_weights(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:
@@ -157,4 +174,7 @@ _MAKERS: dict[Any, Callable[[fx.GraphModule, fx.Node], Made]] = {
     aten.linear.default: _linear,
     aten.conv2d.default: _conv2d,
     aten.embedding.default: _embedding,
+    nn.functional.linear: _linear,
+    torch.conv2d: _conv2d,
+    nn.functional.embedding: _functional_embedding,
 }
