@@ -12,6 +12,7 @@ from torch import nn
 import infer
 from infer.errors import GateError, NotUsableError, UsageError
 from infer.live.given_calls import Call
+from infer.report.rendering import formatting
 
 QUICK = {"backend": "eager", "allow_slower": True, "batches": (1,)}
 
@@ -138,6 +139,11 @@ def test_the_report_is_shown_in_terminals_and_notebooks(fast) -> None:
     assert "relative error" in str(fast.report)
     assert "<pre" in fast.report._repr_html_()
     assert "relative error" in fast.report._repr_html_()
+    ((path, report), *_) = fast.report.reports
+    assert formatting.command(report.plan, "new.infer").startswith(
+        "infer.compile(model, data, output='new.infer', "
+    )
+    assert "backend='eager'" in formatting.repeat_command(report.plan, str(path))
 
 
 def test_saved_artifacts_open_elsewhere(fast, ranker, tmp_path) -> None:

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...options import command_line
-from ...plan import Plan
+from ...options import command_line, fields
+from ...plan import IN_MEMORY, Plan
 from ...results import Metric
 
 if TYPE_CHECKING:
@@ -126,17 +126,33 @@ def with_rows(now: int, rows: int) -> str:
 
 
 def command(plan: Plan, output: str) -> str:
-    """Return the command line that makes this artifact again."""
+    """Return the command line that makes this artifact again; of a module in memory the call."""
     from ...fidelity.thresholds import default_kv_dtype  # which imports torch
 
     if plan.kv_dtype == default_kv_dtype(plan):
         plan = plan.with_(kv_dtype="auto")
+    if plan.source.startswith(IN_MEMORY):
+        return _call(plan, output)
     source, *options = command_line(plan)
     return shlex.join(["infer", "optimize", source, "--output", output, *options])
 
 
+def _call(plan: Plan, output: str) -> str:
+    """Return the call of `infer.compile` that makes an artifact of a module in memory again."""
+    values = {field.name: (getattr(plan, field.name), field.default) for field in fields(Plan)}
+    asked = {
+        name: value for name, (value, default) in values.items() if value != default and name != "source"
+    }
+    named = "".join(f", {name}={value!r}" for name, value in asked.items())
+    return f"infer.compile(model, data, output={output!r}{named})"
+
+
 def repeat_command(plan: Plan, output: str) -> str:
-    """Return the command line that repeats every decision of the manifest, except trust in code."""
+    """Return the command line that repeats every decision of the manifest, except trust in code; of a module in memory
+    the call.
+    """
+    if plan.source.startswith(IN_MEMORY):
+        return _call(plan, output)
     trust = ["--trust-code"] if plan.trust_code else []
     words = [plan.source, "--plan", f"{output}/manifest.json", *trust, "--output", output]
     return shlex.join(["infer", "optimize", *words])
