@@ -66,7 +66,7 @@ class ThreeHeads(nn.Module):
 
 
 def bert_with_three_heads() -> Made:
-    """Return a BERT with heads for a text, its words and a span; lengths vary, labels lie in the rows; a dataclass back."""
+    """Return a BERT with three heads; lengths vary, labels lie in the rows; a dataclass back."""
     rows = []
     for length in (8, 17, 24, 32, 40, 12):
         mask = torch.ones(4, length, dtype=torch.long)
