@@ -255,7 +255,7 @@ def load(
     """
     reporter = reporter or Reporter()
     reporter.step("load", run.plan.source)
-    loaded = sources.load(run.plan, calibrates=calibrates, tried=takes)
+    loaded = sources.load(run.plan, calibrates=calibrates, tried=takes, reporter=reporter)
     run = resolve_cache(keep_codes(run, loaded.stored_as), loaded.task)
     if loaded.ours:
         run = replace(run, plan=run.plan.with_(data=OURS))
