@@ -49,7 +49,8 @@ def artifact_of(plan: Plan, *, shown: bool = False) -> Path:
         digest, title = str(pinned), name.stem
         plan = plan.with_(source=str(pinned))
     elif (path / MANIFEST).exists() or not _is_source(path):
-        refuse_options(plan)
+        if path.exists():
+            refuse_options(plan)
         return path
     else:
         digest, title = digest_of_files(path), path.absolute().name if path.is_dir() else path.stem
@@ -64,12 +65,13 @@ def _is_source(path: Path) -> bool:
 
 def refuse_options(plan: Plan) -> None:
     """Raise `UsageError` for options of a source beside an artifact, which was made with its own."""
-    own = Plan(source=plan.source, trust_code=plan.trust_code, allow_slower=plan.allow_slower)
-    if plan != own:
+    _, *given = command_line(plan.with_(trust_code=False, allow_slower=False))
+    if given:
         raise UsageError(
-            f"{plan.source} is an artifact, made with its own options", where=command_line(plan)[1],
+            f"{plan.source} is an artifact, made with its own options",
+            where=given[0],
             hint="Leave the option out, or give the source of the model",
-        )  # fmt: skip
+        )
 
 
 def _make(plan: Plan, output: Path, shown: bool) -> None:
