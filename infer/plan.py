@@ -12,6 +12,8 @@ MODEL, TARGET, QUANT, LLM, CHECKS = "Source", "Target", "Quantization", "Languag
 GROUPS = (QUANT, TARGET, CHECKS, MODEL, LLM)  # the order of the panels of --help
 
 
+# Options of commands that optimize a source themselves before they serve it; all others go through `infer optimize`.
+SERVED = ("quant", "backend", "dtype", "data", "max_length")
 # Values of --data that name no file: numbers alone, inputs made for the model, and an error where the source has none.
 RANDOM, OURS, REQUIRED = "random", "ours", "required"
 INVENTED = (RANDOM, OURS)  # say nothing about the user's data
@@ -28,8 +30,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     source: Annotated[
         str,
         Option(
-            "model to optimize: .pt, .pt2, .safetensors, .onnx, .gguf, a Hugging Face folder, or timm:NAME or "
-            "torchvision:NAME with --weights",
+            "model to optimize: .pt, .pt2, .safetensors, .onnx, .gguf, a Hugging Face folder; a name on the Hub, "
+            "ORG/NAME[@REVISION] or hf:ORG/NAME/FILE; or timm:NAME or torchvision:NAME with --weights",
             flag="",
             metavar="SOURCE",
         ),

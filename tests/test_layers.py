@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 ORDER = [
     "errors", "sanitize", "spec", "rows", "carried_state", "options", "plan", "coverage", "results",
     "reporter", "budgets", "paths", "regular_files", "library_errors", "module_hooks",
-    "refused_backends", "plugins", "process", "device", "latency", "kernels", "preprocess", "families", "load",
+    "refused_backends", "plugins", "process", "machine", "device", "latency", "hub", "kernels", "preprocess",
+    "families", "load",
     "attention", "graph", "fidelity", "onnx", "compress", "artifact", "llm", "tasks", "predict", "report", "tune",
     "run", "live", "budget_search", "export", "bench", "serve", "cli", "__main__",
 ]  # fmt: skip

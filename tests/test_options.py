@@ -193,6 +193,11 @@ SERVE: dict[str, Any] = {
     "memory": 1 << 33,
     "allow_reload": True,
     "trust_code": True,
+    "quant": "nf4",
+    "backend": "eager",
+    "dtype": "float32",
+    "data": "rows.npz",
+    "max_length": 64,
     "max_delay_ms": 2.5,
     "drain": 0.0,
     "limits": ServeLimits(

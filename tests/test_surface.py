@@ -98,10 +98,11 @@ def test_flags_of_serve_are_stable() -> None:
     command = typer.main.get_command(application()).commands["serve"]
     flags = sorted(flag for p in command.params for flag in p.opts if flag.startswith("--"))
     assert flags == [
-        "--allow-host", "--allow-reload", "--anonymous", "--api-key", "--api-key-file", "--batch-invariant", "--device",
-        "--drain", "--host", "--in-process", "--kv-memory", "--limit", "--log-bodies", "--log-requests", "--lora",
-        "--max-delay-ms", "--max-replicas", "--max-tokens-per-step", "--memory", "--nonfinite", "--num-cpus",
-        "--num-gpus", "--otel", "--port", "--ray", "--ray-address", "--ray-config", "--replicas",
+        "--allow-host", "--allow-reload", "--anonymous", "--api-key", "--api-key-file", "--backend",
+        "--batch-invariant", "--data", "--device", "--drain", "--dtype", "--host", "--in-process",
+        "--kv-memory", "--limit", "--log-bodies", "--log-requests", "--lora", "--max-delay-ms", "--max-length",
+        "--max-replicas", "--max-tokens-per-step", "--memory", "--nonfinite", "--num-cpus", "--num-gpus",
+        "--otel", "--port", "--quant", "--ray", "--ray-address", "--ray-config", "--replicas",
         "--share-prefix-cache", "--speculation", "--ssl-certfile", "--ssl-keyfile", "--ssl-keyfile-password",
         "--target-requests", "--threads", "--timings", "--trust-code",
     ]  # fmt: skip

@@ -72,6 +72,18 @@ def _lock(output: Path) -> Iterator[None]:
         os.close(handle)
 
 
+def wait_for_writer(output: Path) -> None:
+    """Wait while another process writes `output`."""
+    try:
+        handle = os.open(output.with_name(f".{output.name}.lock"), os.O_RDWR)
+    except FileNotFoundError:  # it has just ended
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    finally:
+        os.close(handle)
+
+
 @contextmanager
 def _full_disk() -> Iterator[None]:
     try:
@@ -116,6 +128,13 @@ def publish(folder: Path, output: Path, manifest: Manifest) -> Manifest:
         folder.rename(output)
     _sync(output.parent)
     return manifest
+
+
+def copy(folder: Path, output: Path) -> None:
+    """Copy an artifact whose files may be links, as in the cache of huggingface_hub, to `output`, where none is."""
+    with stage(output, replace=False) as staged:
+        shutil.copytree(folder, staged, dirs_exist_ok=True)
+        staged.rename(output)
 
 
 def as_text(manifest: Manifest) -> bytes:

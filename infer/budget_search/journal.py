@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from .. import __version__, paths
+from .. import __version__, hub, paths
 from .. import device as hardware
 from ..artifact import store
 from ..budgets import Budgets
@@ -215,6 +215,8 @@ def digests(plan: Plan, budgets: Budgets) -> dict[str, str]:
         "metric": budgets.metric,
     }
     contents = {what: _digest_of(name) for what, name in named.items() if name}
+    if on_hub := hub.named(plan.source):
+        contents["source"] = f"{on_hub} {hub.commit_of(on_hub)}"
     versions = json.dumps(hardware.versions(), sort_keys=True)
     return {
         "version of infer": __version__,

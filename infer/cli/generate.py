@@ -11,13 +11,21 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from ..artifact.artifact_of_source import artifact_of
 from ..errors import UsageError
 from ..llm.completion import Completion
 from ..llm.engine.sampling.sampling_options import CONSTRAINTS, GenerationOptions
+from ..options import from_values
+from ..plan import SERVED, Plan
 from .options import Threads, Trust, with_some_options
 
 LanguageModel = Annotated[
-    Path, typer.Argument(metavar="ARTIFACT", help="a language model made by `infer optimize`")
+    str,
+    typer.Argument(
+        metavar="ARTIFACT",
+        help="a language model made by `infer optimize`; or a source, as a name on the Hub (ORG/NAME) or a .gguf file, "
+        "which is optimized at its first use and kept in the cache",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON on stdout, nothing else")]
 KvMemory = Annotated[
@@ -28,22 +36,29 @@ KvMemory = Annotated[
 SHARED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop")
 
 
+OF_SOURCE = (Plan, dict.fromkeys(SERVED))
+
+
 @with_some_options(
-    GenerationOptions,
-    {
-        "max_tokens": None,
-        **dict.fromkeys(SHARED),
-        "n": None,
-        "logprobs": "with --json: log probability of each token, and of this many alternatives",
-        "ignore_eos": None,
-        "regex": None,
-        "choice": None,
-        "src_lang": None,
-        "tgt_lang": None,
-    },
+    (
+        GenerationOptions,
+        {
+            "max_tokens": None,
+            **dict.fromkeys(SHARED),
+            "n": None,
+            "logprobs": "with --json: log probability of each token, and of this many alternatives",
+            "ignore_eos": None,
+            "regex": None,
+            "choice": None,
+            "src_lang": None,
+            "tgt_lang": None,
+        },
+    ),
+    OF_SOURCE,
 )
 def generate(
     options: dict[str, Any],
+    of_source: dict[str, Any],
     artifact: LanguageModel,
     prompt: Annotated[
         str | None,
@@ -61,7 +76,10 @@ def generate(
     trust_code: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Complete a prompt."""
+    """Complete a prompt.
+
+    Options of quantization, target and data are for a source; it takes all others through `infer optimize`.
+    """
     from ..predict import isolated_open
     from ..predict.predictor import Predictor
 
@@ -71,8 +89,9 @@ def generate(
     wants_stream = stream if stream is not None else sys.stdout.isatty() and not as_json
     if wants_stream and options.get("n", 1) > 1:
         raise UsageError(f"--stream shows one completion, not {options['n']}")
-    isolated_open.open_in_subprocess(artifact, trust_code=trust_code)
-    with Predictor.load(artifact, threads=threads, trust_code=trust_code, kv_memory=kv_memory) as predictor:
+    folder = _artifact(artifact, of_source, trust_code=trust_code)
+    isolated_open.open_in_subprocess(folder, trust_code=trust_code)
+    with Predictor.load(folder, threads=threads, trust_code=trust_code, kv_memory=kv_memory) as predictor:
         if wants_stream:
             _stream(predictor, text, options, as_json=as_json)
             return
@@ -86,25 +105,39 @@ def generate(
 
 
 @with_some_options(
-    GenerationOptions,
-    {"max_tokens": "most tokens of an answer; default: 1024, or as many as fit", **dict.fromkeys(SHARED)},
+    (
+        GenerationOptions,
+        {"max_tokens": "most tokens of an answer; default: 1024, or as many as fit", **dict.fromkeys(SHARED)},
+    ),
+    OF_SOURCE,
 )
 def chat(
     options: dict[str, Any],
+    of_source: dict[str, Any],
     artifact: LanguageModel,
     system: Annotated[str | None, typer.Option(help="system message, before the conversation")] = None,
     kv_memory: KvMemory = None,
     threads: Threads = None,
     trust_code: Trust = False,
 ) -> None:
-    """Chat with a model in the terminal; from a pipe, every line is a message."""
+    """Chat with a model in the terminal; from a pipe, every line is a message.
+
+    Options of quantization, target and data are for a source; it takes all others through `infer optimize`.
+    """
     from ..predict import isolated_open
     from ..predict.predictor import Predictor
     from .chat_session import ChatSession
 
-    isolated_open.open_in_subprocess(artifact, trust_code=trust_code)
-    with Predictor.load(artifact, threads=threads, trust_code=trust_code, kv_memory=kv_memory) as predictor:
+    folder = _artifact(artifact, of_source, trust_code=trust_code)
+    isolated_open.open_in_subprocess(folder, trust_code=trust_code)
+    with Predictor.load(folder, threads=threads, trust_code=trust_code, kv_memory=kv_memory) as predictor:
         ChatSession(predictor, system, options).run()
+
+
+def _artifact(named: str, of_source: dict[str, Any], *, trust_code: bool) -> Path:
+    """Return the artifact, that of a source after it was optimized, which is shown on stderr."""
+    plan = from_values(Plan, {"source": named, "trust_code": trust_code, **of_source})
+    return artifact_of(plan, shown=True)
 
 
 def _prompt(given: str | None) -> str:

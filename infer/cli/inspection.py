@@ -13,7 +13,10 @@ from .options import Artifact, AsJson, Trust
 
 def inspect(
     path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="an artifact or a model file; nothing in it is executed")
+        Path,
+        typer.Argument(
+            metavar="PATH", help="an artifact, a model file or a name on the Hub; nothing in it is executed"
+        ),
     ],
     as_json: AsJson = False,
 ) -> None:

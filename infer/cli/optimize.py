@@ -107,11 +107,16 @@ def _run(
 
 
 def default_output(source: str) -> Path:
-    """Return the output in the current folder: `model.pt` → `model.infer`, `timm:resnet18` → `resnet18.infer`."""
+    """Return the output in the current folder: `model.pt` → `model.infer`, `timm:resnet18` → `resnet18.infer`,
+    `ORG/NAME` → `NAME.infer`.
+    """
+    from .. import hub
     from ..load.identification.source_names import is_library_name
 
     if is_library_name(source):
         return Path(f"{source.partition(':')[2]}.infer")
+    if name := hub.named(source):
+        return Path(f"{name.stem}.infer")
     path = Path(source.partition(":")[0].rstrip("/"))
     stem = path.name if is_there(path) and path.is_dir() else path.stem
     return Path(f"{stem or 'model'}.infer")

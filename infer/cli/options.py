@@ -59,26 +59,28 @@ def with_options(
 
 
 def with_some_options(
-    kind: type[msgspec.Struct], helps: Mapping[str, str | None]
+    *kinds: tuple[type[msgspec.Struct], Mapping[str, str | None]],
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a command whose first parameter is a dict of some options of `kind`, of those that were typed.
+    """Decorate a command whose first parameters are dicts of some options of each kind, of those that were typed.
 
-    `helps`: their names, each with its help text where the command has its own. A number out of its range is a
-    `UsageError`; what is absent gets its default, or the model's recommendation, later.
+    With each kind come their names, each with its help text where the command has its own. A number out of its range
+    is a `UsageError`; what is absent gets its default, or the model's recommendation, later.
     """
-    known = {field.name: field for field in fields(kind)}
-    optional = [_optional(known[name], help) for name, help in helps.items()]
+    known = [{field.name: field for field in fields(kind) if field.name in helps} for kind, helps in kinds]
+    helps = {name: help for _, own in kinds for name, help in own.items()}
+    every = {name: field for own in known for name, field in own.items()}
+    optional = [_optional(every[name], help) for name, help in helps.items()]
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         def run(context: typer.Context, **typed: Any) -> Any:
             values = {field.name: _from_typer(field, typed.pop(field.name)) for field in optional}
             given = {n: v for n, v in values.items() if v is not None and _was_given(context, n)}
             for name, value in given.items():
-                if fault := range_fault(known[name].option, known[name].flag, value):
+                if fault := range_fault(every[name].option, every[name].flag, value):
                     raise UsageError(fault)
-            return command(given, **typed)
+            return command(*({n: v for n, v in given.items() if n in own} for own in known), **typed)
 
-        return _typer_command(run, command, list(map(parameter, optional)), own_from=1)
+        return _typer_command(run, command, list(map(parameter, optional)), own_from=len(kinds))
 
     return decorate
 

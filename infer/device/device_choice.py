@@ -7,8 +7,8 @@ import re
 import torch
 
 from ..errors import NotUsableError, unknown
+from ..machine import isa
 from ..spec import Choice
-from .machine import isa
 
 
 def resolve(device: str) -> Choice:

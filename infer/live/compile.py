@@ -14,6 +14,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from .. import fidelity, plugins
+from ..artifact.artifact_cache import cached_artifact
 from ..artifact.manifest import REPORT
 from ..errors import GateError, InferError, NotUsableError, UsageError
 from ..fidelity.thresholds import limits
@@ -25,7 +26,6 @@ from ..report import document
 from ..report.rendering.progress import progress_bars
 from ..reporter import Reporter
 from ..run import stages
-from ..run.artifact_cache import cached_artifact
 from .call_structure import CallReader, Structure, UnsupportedValueError, take_apart
 from .compiled_model import CompiledModel, Variant
 from .given_calls import Call, given_calls

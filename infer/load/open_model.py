@@ -8,7 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from ..errors import UnsafeSourceError, UsageError
+from ..hub import fetch_source
 from ..plan import Plan
+from ..reporter import Reporter
 from ..spec import DECODER_IDS, Finding
 from .identification.identify import STATE_DICTS, Identified, identify
 from .identification.source_names import is_library_name, is_user_module, whole_source
@@ -32,8 +34,11 @@ def load(
     calibrates: bool | None = None,
     tried: Callable[[LoadedModel], InputTrials | None] | None = None,
     in_memory: LoadedModel | None = None,
+    reporter: Reporter | None = None,
 ) -> LoadedModel:
     """Identify `plan.source` by content and open it; raise `SourceError`, or `UsageError` for a missing option.
+
+    A name of the Hub is downloaded first, which `reporter` is told of; the plan of the caller keeps the name.
 
     Weights are not in memory afterwards: parameters are on meta until `fill` or a quantizer reads them. `calibrates`:
     whether rows of the samples are split off for calibration; None: where the plan quantizes. `tried` makes what tells
@@ -43,7 +48,7 @@ def load(
     if in_memory is not None:
         loaded, user_module = in_memory, None
     else:
-        plan, loaded, user_module = _identify_and_open(plan)
+        plan, loaded, user_module = _identify_and_open(plan, reporter)
     findings = list(loaded.findings)
     inputs, size = loaded.inputs, loaded.weight_bytes
     if loaded.module is not None:
@@ -69,16 +74,22 @@ def load(
     return read_samples.with_samples(plan, loaded, user_module, calibrates=calibrates, tried=tried)
 
 
-def _identify_and_open(plan: Plan) -> tuple[Plan, LoadedModel, UserModule | None]:
-    """Open a file, folder or name; the plan names the whole model where its source was an index of shards."""
+def _identify_and_open(plan: Plan, reporter: Reporter | None) -> tuple[Plan, LoadedModel, UserModule | None]:
+    """Open a file, folder or name; the plan names the file that was downloaded, and the whole model of an index."""
     _refuse_weights(plan)
+    fetched = fetch_source(plan.source, reporter)
+    plan = plan.with_(source=str(fetched.path))
     if not is_user_module(plan.source):
-        plan = plan.with_(source=str(whole_source(Path(plan.source))))
+        plan = plan.with_(source=str(whole_source(fetched.path)))
     identified = identify(Path(plan.source))
     if identified.code and not plan.trust_code:
         raise _untrusted(plan, identified)
     loaded, user_module = _open(plan, identified)
-    findings = [Finding("load", "source", identified.kind, why=identified.says), *loaded.findings]
+    findings = [
+        Finding("load", "source", identified.kind, why=identified.says),
+        *fetched.findings,
+        *loaded.findings,
+    ]
     if identified.code:
         why = f"it names {', '.join(identified.globals[:8])}" if identified.globals else identified.says
         findings.append(Finding("load", "trusted code", True, why=f"--trust-code was given; {why}"))

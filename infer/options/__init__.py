@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cache
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
@@ -93,6 +93,11 @@ def fields(kind: type[msgspec.Struct]) -> tuple[Field, ...]:
         default = info.default_factory() if has_factory else info.default
         options.append(Field(info.name, parts[0], default, option))
     return tuple(options)
+
+
+def option_of(kind: type[msgspec.Struct], name: str, **changes: Any) -> Option:
+    """Return the option of a field, for a field of another struct that means the same; `changes`: its group, say."""
+    return replace(next(field.option for field in fields(kind) if field.name == name), **changes)
 
 
 def from_values(kind: type[S], values: Mapping[str, Any], where: str = "") -> S:

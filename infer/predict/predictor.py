@@ -12,6 +12,7 @@ import torch
 from .. import device as hardware
 from .. import fidelity, rows
 from ..artifact import golden, store
+from ..artifact.artifact_of_source import artifact_of
 from ..artifact.manifest import read_report, target_of
 from ..errors import ArtifactError, InferError
 from ..fidelity.thresholds import LIMITS, precision
@@ -19,6 +20,7 @@ from ..graph import encoder_decoder_graphs
 from ..llm.llm import parse_size
 from ..llm.step import cuda_graphs
 from ..llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
+from ..plan import Plan
 from ..spec import Finding, work_of_rows
 from .open_artifact import as_artifact_error, backend_of, differences, generation_shape, lower_again
 from .text_generation import TextGeneration
@@ -60,7 +62,10 @@ class Predictor(TextGeneration):
         batch_invariant: bool = False,
         adapters: Mapping[str, str | Path] | None = None,
     ) -> Self:
-        """Open an artifact: verify hashes and trust, lower again where this machine differs, run the golden inputs.
+        """Open an artifact, or that of a source: a name on the Hub, a file or a Hugging Face folder, which is optimized
+        by the plan's defaults at its first use, in a process of its own, and kept in the cache of the user.
+
+        To open it is to verify hashes and trust, lower again where this machine differs, run the golden inputs.
 
         - `device`: auto (the one it was made for), cpu, cuda or cuda:N. `threads`: CPU threads, by default those that
           it was made with (`--threads`), else all.
@@ -78,7 +83,7 @@ class Predictor(TextGeneration):
         `NotUsableError` (its backend can't run here) and `ResourceError` (memory).
         """
         parse_size(kv_memory, "kv_memory")
-        folder, began = Path(path), time.perf_counter()
+        folder, began = artifact_of(Plan(source=str(path), trust_code=trust_code)), time.perf_counter()
         manifest = store.read_manifest(folder)
         store.verify(folder, manifest)
         phases = {"hash": time.perf_counter() - began}

@@ -113,6 +113,11 @@ class ChildProcess:
             return self._process.wait(seconds)
         return None
 
+    def terminate(self) -> None:
+        """Ask the process to end by SIGTERM, and wait for so long as `wait` does."""
+        self._process.terminate()
+        self.wait()
+
     def kill(self) -> None:
         """Kill the process; its memory is free on return."""
         self._process.kill()

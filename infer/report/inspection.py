@@ -12,7 +12,7 @@ import torch
 from packaging.requirements import Requirement
 
 from .. import device as hardware
-from .. import load, plugins
+from .. import hub, load, plugins
 from ..artifact import golden, store
 from ..artifact.manifest import MAX_BYTES, REPORT
 from ..errors import ArtifactError
@@ -24,7 +24,7 @@ from . import document
 
 
 def inspect(path: Path) -> dict[str, Any]:
-    """Describe an artifact by its manifest, or a source file by its headers alone."""
+    """Describe an artifact by its manifest, a source file by its headers alone, or a name of the Hub by its files."""
     if (path / store.MANIFEST).exists():
         manifest = store.read_manifest(path)
         return {
@@ -47,6 +47,8 @@ def inspect(path: Path) -> dict[str, Any]:
             "made with": manifest.made_with,
             "verdict": list(manifest.verdict),
         }
+    if name := hub.named(str(path)):
+        return hub.describe(name)
     source = load.identify(path)
     return {"kind": source.kind, "says": source.says, "holds code": source.code}
 

@@ -260,7 +260,9 @@ def load(
     """
     reporter = reporter or Reporter()
     reporter.step("load", run.plan.source)
-    loaded = sources.load(run.plan, calibrates=calibrates, tried=takes, in_memory=in_memory)
+    loaded = sources.load(
+        run.plan, calibrates=calibrates, tried=takes, in_memory=in_memory, reporter=reporter
+    )
     run = resolve_cache(keep_codes(run, loaded.stored_as), loaded.task)
     if loaded.ours:
         run = replace(run, plan=run.plan.with_(data=OURS))

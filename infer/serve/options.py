@@ -8,14 +8,15 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ..errors import UsageError
-from ..options import Option, values
+from ..options import Option, option_of, values
+from ..plan import SERVED, Plan
 from ..spec import parse_size
 from . import limits as serve_limits
 from .limits import ServeLimits
 
-NETWORK, CLIENTS, MODELS = "Network", "Clients", "Models"
+NETWORK, CLIENTS, MODELS, SOURCES = "Network", "Clients", "Models", "Sources that are optimized first"
 LIMITS, LLM, LOGS, RAY = "Batching and limits", "Language models", "Logs and traces", "Ray cluster"
-GROUPS = (NETWORK, CLIENTS, MODELS, LIMITS, LLM, LOGS, RAY)  # the order of the panels of --help
+GROUPS = (NETWORK, CLIENTS, MODELS, SOURCES, LIMITS, LLM, LOGS, RAY)  # the order of the panels of --help
 
 
 class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -24,7 +25,8 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     artifacts: Annotated[
         tuple[str, ...],
         Option(
-            "artifacts to serve, or folders that hold artifacts or versions of one",
+            "artifacts to serve, or folders that hold artifacts or versions of one; or a source, as a name on the Hub "
+            "(ORG/NAME), which is optimized at its first use and kept in the cache",
             flag="",
             metavar="ARTIFACT",
             parse=values.parse_paths,
@@ -112,6 +114,11 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     trust_code: Annotated[
         bool, Option("open files that hold code, which then runs here", group=MODELS, one_way=True)
     ] = False
+    quant: Annotated[str, option_of(Plan, "quant", group=SOURCES)] = "none"
+    backend: Annotated[str, option_of(Plan, "backend", group=SOURCES)] = "auto"
+    dtype: Annotated[str, option_of(Plan, "dtype", group=SOURCES)] = "auto"
+    data: Annotated[str | None, option_of(Plan, "data", group=SOURCES)] = None
+    max_length: Annotated[int, option_of(Plan, "max_length", group=SOURCES)] = 512
     max_delay_ms: Annotated[
         float | None,
         Option("wait so many milliseconds for a batch to fill", group=LIMITS, minimum=0, shown_default="0"),
@@ -230,6 +237,11 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         if not self.artifacts:
             raise UsageError("nothing to serve", hint="Name at least one artifact: infer serve model.infer")
+
+    def plan(self, source: str) -> Plan:
+        """Return the plan by which a source is optimized before it is served."""
+        given = {name: getattr(self, name) for name in SERVED}
+        return Plan(source=source, trust_code=self.trust_code, **given)
 
     @property
     def bounds(self) -> ServeLimits:

@@ -19,6 +19,7 @@ import msgspec
 
 from ..errors import InferError, UsageError
 from ..options import Field, fields, from_values
+from ..plan import SERVED
 from .http.app import Scope, build
 from .http.body import Receive, Send
 from .observability.request_log import attach
@@ -41,6 +42,7 @@ LOCAL = (
     "ssl_keyfile",
     "ssl_keyfile_password",
     "allow_hosts",
+    *SERVED,
     "lora",
     "memory",
     "allow_reload",

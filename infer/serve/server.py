@@ -17,6 +17,7 @@ from typing import Any
 
 import uvicorn
 
+from ..artifact.artifact_of_source import artifact_of
 from ..options import from_values
 from ..process.child import process_age
 from .fast_path.coalescer import Coalescer
@@ -63,7 +64,9 @@ def start(options: ServeOptions, *, say: Printer | None = None) -> int:
     with stoppable(), contextlib.suppress(StoppedError), contextlib.ExitStack() as stack:
         host, started = options.host, stack.enter_context(slow_start_reports())
         listener = stack.enter_context(listen(host, options.port, api_key=keys, anonymous=options.anonymous))
-        repository = ModelRepository(options.artifacts)
+        repository = ModelRepository(
+            artifact_of(options.plan(text), shown=True) for text in options.artifacts
+        )
         service = open_service(options, repository, keys, stack)
         models = [engine.model for engine in service.models.values()]
         for model in models:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from infer import device
-from infer.device import machine, measured_speed, memory, processors
+from infer import device, machine
+from infer.device import measured_speed, memory, processors
 from infer.errors import NotUsableError, UsageError
 
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import SourceError
+from ...hub import missing_hint
 from ...regular_files import MAX_JSON, is_there, read_regular
 from ..weights.pickle_scan import MAX_PICKLE, code_among, globals_of
 from ..weights.safetensors_file import has_header, read_header
 from ..weights.torch_zip import TorchZip, zip_names
-from .source_names import PICKLED_WEIGHTS, is_library_name, is_user_module, missing_hint
+from .source_names import PICKLED_WEIGHTS, is_library_name, is_user_module
 
 STATE_DICTS = ("state-dict", "legacy-state-dict", "safetensors", "npz")
 # torch.save before 1.6 begins with the pickled number 0x1950a86a20f9469cfc6c.

@@ -12,21 +12,7 @@ from ...regular_files import MAX_JSON, read_regular
 # Of a config.json of transformers, timm and diffusers; others use that name for settings of their own.
 MODEL_KEYS = frozenset(("model_type", "architectures", "architecture", "_class_name"))
 PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-SUFFIXES = frozenset(
-    (".pt", ".pth", ".pt2", ".bin", ".ckpt", ".safetensors", ".onnx", ".gguf", ".npz", ".h5", ".pkl", ".zip")
-    + (".json", ".infer", ".py")
-)
 LIBRARY_NAME = re.compile(r"(timm|torchvision):([\w.\-]*)")
-
-
-def missing_hint(name: str) -> str:
-    """Return the hint for a path that is absent: for a name such as `org/model` how to download it."""
-    if HUB_NAME.fullmatch(name) and Path(name).suffix.lower() not in SUFFIXES:
-        return (
-            f"Check the path, or download the model first: hf download {name} --local-dir {Path(name).name}"
-        )
-    return "Check the path"
 
 
 def is_user_module(text: str) -> bool:

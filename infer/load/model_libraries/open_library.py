@@ -42,7 +42,8 @@ def load_library_model(plan: Plan, name: str, weights: str | None) -> LoadedMode
         raise UsageError(
             f"{model.text} names a model, not its weights; nothing is downloaded",
             where="--weights",
-            hint="Give a checkpoint of it: --weights FILE. '--weights random' measures size and speed only",
+            hint=f"Give a checkpoint of it: --weights FILE{_on_hub(model)}. "
+            "'--weights random' measures size and speed only",
         )
     if weights == RANDOM:
         return _random(plan, model)
@@ -56,6 +57,13 @@ def load_library_model(plan: Plan, name: str, weights: str | None) -> LoadedMode
         raise SourceError(f"expected a checkpoint of {model.text}, got {found.says}", where=weights)
     checkpoint, notes, key = open_checkpoint(Path(weights), found.kind, plan.key or "")
     return _with_weights(plan, model, checkpoint, (weights, key, notes))
+
+
+def _on_hub(model: LibraryModel) -> str:
+    """Name the repository of timm's own weights; it has a tag, of which a name without one may have several."""
+    library, _, name = model.text.partition(":")
+    tagged = name if "." in name else f"{name}.TAG"
+    return f", or take timm's own from the Hub: infer optimize timm/{tagged}" if library == "timm" else ""
 
 
 def load_timm_folder(plan: Plan) -> LoadedModel:

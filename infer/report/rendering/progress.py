@@ -22,7 +22,7 @@ from ...sanitize import sanitize_text
 from ...spec import Finding
 from . import formatting
 
-TOLD = ("train",)  # steps whose progress has words: losses, time left
+TOLD = ("train", "download")  # steps whose progress has words: losses, time left, bytes
 BAR = 20  # columns
 BESIDE = 2 + 1 + 1 + BAR + 1 + 7 + 1 + 7  # columns beside the text: spinner, bar, time, time left, with gaps
 EVERY = 10.0  # seconds between two lines of such a step, or of steps of one stage, in a log

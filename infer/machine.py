@@ -1,6 +1,6 @@
 """Machine that a compiled result depends on: instruction sets of the CPU, its name, the GPU, versions of packages.
 
-Each is read once in a process, at the first question.
+Each is read once in a process, at the first question; torch is imported only for what it alone knows.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import os
 import platform
 import re
 from pathlib import Path
-
-import torch
 
 _CPUINFO = Path("/proc/cpuinfo")
 _DRIVER = Path("/proc/driver/nvidia/version")
@@ -74,6 +72,8 @@ def _cpu_flags() -> set[str]:
     lines = re.findall(r"^(?:flags|Features)\s*:(.*)$", _cpuinfo(), re.MULTILINE)
     if lines:
         return set(lines[0].split())
+    import torch
+
     if hasattr(torch.cpu, "get_capabilities"):
         return {name for name, value in torch.cpu.get_capabilities().items() if value is True}
     level = torch.backends.cpu.get_cpu_capability()
@@ -117,10 +117,22 @@ def fingerprint(device: str = "cpu") -> dict[str, str]:
     """Return the properties a compiled result depends on: arch, isa, cpu; for CUDA gpu, sm, driver, cuda."""
     marks = {"arch": platform.machine(), "isa": ",".join(isa()), "cpu": cpu_name()}
     if device.startswith("cuda"):
+        import torch
+
         major, minor = torch.cuda.get_device_capability(device)
         marks |= {"gpu": torch.cuda.get_device_name(device), "sm": f"{major}{minor}"}
         marks |= {"driver": _driver(), "cuda": torch.version.cuda or ""}
     return marks
+
+
+def gpus() -> tuple[str, ...]:
+    """Return the models of the NVIDIA GPUs, as their driver lists them, and those that this process may use."""
+    listed = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    models = (
+        re.search(r"^Model:\s*(.+?)\s*$", path.read_text(errors="replace"), re.MULTILINE) for path in listed
+    )
+    names = tuple(model[1] for model in models if model)
+    return (*names, f"visible {os.environ.get('CUDA_VISIBLE_DEVICES', 'all')}") if names else ()
 
 
 def _driver() -> str:
