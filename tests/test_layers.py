@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = [
-    "errors", "sanitize", "spec", "rows", "carried_state", "options", "plan", "coverage", "results",
+    "errors", "distribution", "sanitize", "spec", "rows", "carried_state", "options", "plan", "coverage", "results",
     "reporter", "budgets", "paths", "regular_files", "library_errors", "module_hooks",
     "refused_backends", "plugins", "process", "device", "latency", "kernels", "preprocess", "families", "load",
     "attention", "graph", "fidelity", "onnx", "compress", "artifact", "llm", "tasks", "predict", "report", "tune",

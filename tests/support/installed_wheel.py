@@ -1,6 +1,6 @@
 """Installation of a wheel in an environment of its own, and its use where PATH has no compiler.
 
-    python -m tests.support.installed_wheel dist/infer-*.whl [--keep FOLDER]
+    python -m tests.support.installed_wheel dist/infer_engine-*.whl [--keep FOLDER]
 
 Installs torch and the rest at the versions of constraints.txt, so it takes minutes; `make wheel` runs it. Proved: the
 native kernels are there and nothing was compiled for them, `auto` quantizes with them and says why AOTInductor was not
