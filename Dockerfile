@@ -22,7 +22,7 @@ ARG EXTRAS=serve,ort
 COPY --from=build /wheels /wheels
 COPY constraints.txt /wheels/
 RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu \
-      --constraint /wheels/constraints.txt "$(echo /wheels/infer-*.whl)[${EXTRAS}]" \
+      --constraint /wheels/constraints.txt "$(echo /wheels/infer_engine-*.whl)[${EXTRAS}]" \
  && rm -rf /wheels \
  && useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin infer
 # The root is mounted read-only: what is written (a graph lowered for this CPU, sockets of workers) goes to /tmp.

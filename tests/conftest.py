@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 # Torch's cache of fake tensors takes longer to fill than it spares where a model has one layer: a fifth of an export.
 os.environ.setdefault("TORCH_FAKE_TENSOR_DISPATCH_CACHE", "0")
+os.environ.setdefault("INFER_NATIVE", "all")  # tests compare the instruction sets that users do not compile
 
 import pytest
 import torch

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = [
-    "errors", "sanitize", "spec", "rows", "carried_state", "options", "plan", "coverage", "results",
+    "errors", "distribution", "sanitize", "spec", "rows", "carried_state", "options", "plan", "coverage", "results",
     "reporter", "budgets", "paths", "regular_files", "library_errors", "module_hooks",
     "refused_backends", "plugins", "process", "machine", "device", "latency", "hub", "kernels", "preprocess",
     "families", "load",
@@ -115,7 +115,7 @@ def test_only_the_start_of_the_server_imports_the_fast_path() -> None:
 
 
 def test_the_reference_of_onnx_files_shares_no_code_with_backends() -> None:
-    assert imports(MODULES["infer.onnx.ort_session"]) == {"infer.errors", "infer.spec"}
+    assert imports(MODULES["infer.onnx.ort_session"]) == {"infer.distribution", "infer.errors", "infer.spec"}
 
 
 @pytest.mark.parametrize("path", BACKENDS, ids=lambda p: str(p.relative_to(ROOT)))

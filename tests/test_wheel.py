@@ -75,7 +75,7 @@ def in_build(folder: Path, script: str, **environment: str) -> str:
 
 
 def test_a_wheel_is_for_one_architecture_and_every_python(wheel: Path) -> None:
-    assert re.fullmatch(r"infer-[\d.]+-py3-none-linux_\w+\.whl", wheel.name)
+    assert re.fullmatch(r"infer_engine-[\d.]+-py3-none-linux_\w+\.whl", wheel.name)
     assert wheel.stat().st_size < LARGEST
     names = zipfile.ZipFile(wheel).namelist()
     assert [name for name in names if name.endswith(".so")] == [

@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from infer import device as hardware
+from infer.distribution import install
 from infer.errors import ArtifactError, NotUsableError
 from infer.graph import storage
 from infer.graph.program import Graph, OnnxGraph, TorchGraph
@@ -85,7 +86,7 @@ def refuses(graph: Graph, plan: Plan) -> str | None:
         import onnxruntime
 
         if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-            return "this onnxruntime has no CUDA (pip install 'infer[gpu]')"
+            return f"this onnxruntime has no CUDA ({install('gpu')})"
         if plan.quant_name == "int8" and plan.quant_option != "weight":
             return "ONNX Runtime multiplies int8 activations on CPU only; use --backend trt or inductor"
     elif plan.dtype == "bfloat16" or _uses_dtype(graph, torch.bfloat16):

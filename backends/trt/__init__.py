@@ -18,6 +18,7 @@ from typing import ClassVar
 import torch
 
 from infer import device as hardware
+from infer.distribution import install
 from infer.errors import NotUsableError
 from infer.graph import storage
 from infer.graph.program import Graph, OnnxGraph
@@ -76,7 +77,9 @@ class TrtBackend:
         if reason := packages.missing("gpu"):
             return reason
         if self.capability and find_spec("onnxruntime") is None:
-            return "onnxruntime is not installed, which compares what is built ahead of time (pip install 'infer[ort]')"
+            return (
+                f"onnxruntime is not installed, which compares what is built ahead of time ({install('ort')})"
+            )
         return None
 
     def refuses(self, graph: Graph, plan: Plan) -> str | None:

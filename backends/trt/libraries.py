@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
+from infer.distribution import install
 from infer.errors import UsageError
 from infer.spec import Finding
 
@@ -21,8 +22,8 @@ MODULES = {TENSORRT: ("tensorrt",), RTX: ("tensorrt_rtx", "tensorrt_rtx_bindings
 PACKAGES = {TENSORRT: ("tensorrt",), RTX: ("tensorrt-rtx", "tensorrt-rtx-cu13-bindings")}
 TITLES = {TENSORRT: "TensorRT", RTX: "TensorRT-RTX"}
 INSTALL = {
-    TENSORRT: "pip install 'infer[gpu]'",
-    RTX: "pip install 'infer[rtx]'",
+    TENSORRT: install("gpu"),
+    RTX: install("rtx"),
 }
 # Compute capabilities that one engine can serve: 7.5 has no float32 products there, float8 begins with 8.9.
 RTX_GROUPS = (("75",), ("80", "86"), ("89", "120", "121"))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bench.shared.timing import Side
 from infer import device as hardware
+from infer.distribution import install
 
 BLOCK = 64
 
@@ -23,7 +24,7 @@ def missing() -> str | None:
     from importlib.util import find_spec
 
     absent = [name for name in ("onnx", "onnxruntime") if find_spec(name) is None]
-    return f"{absent[0]} is not installed (pip install 'infer[ort]')" if absent else None
+    return f"{absent[0]} is not installed ({install('ort')})" if absent else None
 
 
 def int4(weight: Tensor, x: Tensor, copies: int) -> Side:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from infer import device as hardware
+from infer.distribution import install
 from infer.library_errors import quiet
 
 Inputs = Mapping[str, Tensor]
@@ -30,7 +31,7 @@ def missing(engine: str) -> str | None:
     """Return the reason why ORT or OpenVINO cannot be measured, or None."""
     modules = {"ORT": ("onnx", "onnxruntime"), "OpenVINO": ("openvino", "nncf")}[engine]
     absent = [name for name in modules if importlib.util.find_spec(name) is None]
-    return f"{absent[0]} is not installed (pip install 'infer[bench]')" if absent else None
+    return f"{absent[0]} is not installed ({install('bench')})" if absent else None
 
 
 def make_onnx(module: nn.Module, inputs: Inputs, sizes: Mapping[str, Mapping[int, str]], path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from infer.distribution import install
 from infer.load.gguf.header import read_gguf_header
 
 FORMATS = {  # of enum llama_ftype
@@ -41,7 +42,7 @@ WEIGHED = ("iq2_xxs",)  # made with an importance matrix only
 def missing() -> str | None:
     """Return the reason why llama.cpp cannot be measured, or None."""
     if importlib.util.find_spec("llama_cpp") is None:
-        return "llama-cpp-python is not installed (pip install 'infer[bench]'; it compiles for ten minutes)"
+        return f"llama-cpp-python is not installed ({install('bench')}; it compiles for ten minutes)"
     return None
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from msgspec import structs
 
 from ..budgets import Budgets
+from ..distribution import install
 from ..errors import InferError, NotUsableError, UsageError
 from ..plan import Plan
 from ..report.search_record import TrialRecord
@@ -176,7 +177,7 @@ def connect(address: str) -> None:
             hint="Start it on that node, with --ray-address auto",
         )
     if find_spec("ray") is None:
-        raise NotUsableError("a search on a cluster needs ray", hint="pip install 'infer[ray]'")
+        raise NotUsableError("a search on a cluster needs ray", hint=install("ray"))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage data is sent
     import ray
 

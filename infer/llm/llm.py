@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ..distribution import install
 from ..errors import InputError, NotUsableError, UsageError
 from ..spec import parse_size
 from .engine.engine import Engine
@@ -88,9 +89,7 @@ class LanguageModel(TextSide):
         """
         if self.grammars is None:
             _ = self.text
-            raise NotUsableError(
-                "structured output needs the package llguidance", hint="pip install 'infer[serve]'"
-            )
+            raise NotUsableError("structured output needs the package llguidance", hint=install("serve"))
         self.grammars.check(constraint, *tried)
 
     @property

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import torch
 
+from ..distribution import install
 from ..errors import NotUsableError, ResourceError, SourceError
 from ..spec import DTYPES, TensorSpec
 
@@ -51,7 +52,7 @@ def providers(device: str) -> list[Any]:
     if not device.startswith("cuda"):
         return ["CPUExecutionProvider"]
     if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-        raise NotUsableError("this onnxruntime has no CUDA", hint="pip install 'infer[gpu]'")
+        raise NotUsableError("this onnxruntime has no CUDA", hint=install("gpu"))
     options = {
         "device_id": str(torch.device(device).index or 0),
         "arena_extend_strategy": "kSameAsRequested",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+from ..distribution import install
+
 EXPORTER = ("onnx", "onnxscript", "onnx_ir")
 
 
@@ -13,4 +15,4 @@ def missing(extra: str, *modules: str) -> str | None:
     `extra`: of our package, which installs them all.
     """
     absent = next((module for module in (*modules, *EXPORTER) if find_spec(module) is None), None)
-    return absent and f"{absent.replace('_', '-')} is not installed (pip install 'infer[{extra}]')"
+    return absent and f"{absent.replace('_', '-')} is not installed ({install(extra)})"

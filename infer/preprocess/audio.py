@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ..distribution import install
 from ..errors import InputError, NotUsableError, SourceError
 from ..regular_files import read_regular
 
@@ -122,7 +123,7 @@ def _other(data: bytes, where: str) -> tuple[Iterator[np.ndarray], int]:
     if find_spec("soundfile") is None:
         raise NotUsableError(
             f"expected a WAV file of integer samples, got another kind of sound file at {where or 'the input'}",
-            hint="pip install 'infer[audio]' reads more kinds, or convert it: ffmpeg -i IN -ar 16000 -ac 1 OUT.wav",
+            hint=f"{install('audio')} reads more kinds, or convert it: ffmpeg -i IN -ar 16000 -ac 1 OUT.wav",
         )
     import soundfile
 
@@ -169,7 +170,7 @@ def _resampler(rate: int, wanted: int, where: str) -> Any:
     if find_spec("soxr") is None:
         raise NotUsableError(
             f"expected sound of {wanted} Hz, got {rate} Hz at {where or 'the input'}",
-            hint=f"pip install 'infer[audio]' resamples, or convert it: ffmpeg -i IN -ar {wanted} -ac 1 OUT.wav",
+            hint=f"{install('audio')} resamples, or convert it: ffmpeg -i IN -ar {wanted} -ac 1 OUT.wav",
         )
     import soxr
 

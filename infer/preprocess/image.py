@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from ..distribution import install
 from ..errors import InferError, InputError, NotUsableError, SourceError
 from ..regular_files import read_regular
 
@@ -130,7 +131,7 @@ def open_image(
     `max_scans`, or what takes the library more than `max_memory` bytes.
     """
     if find_spec("PIL") is None:
-        raise NotUsableError("image files need the package pillow", hint="pip install 'infer[images]'")
+        raise NotUsableError("image files need the package pillow", hint=install("images"))
     from PIL import Image, ImageOps
 
     if isinstance(source, Image.Image):

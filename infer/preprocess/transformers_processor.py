@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from ..distribution import install
 from ..errors import ArtifactError, InputError, NotUsableError
 from ..library_errors import quiet
 from .audio import open_sound
@@ -88,9 +89,7 @@ class TransformersProcessor(msgspec.Struct, frozen=True, kw_only=True):
 def _opened(name: str, config: str) -> Any:
     """Make the processor; raise `NotUsableError` without transformers, `ArtifactError` for no such class."""
     if find_spec("transformers") is None:
-        raise NotUsableError(
-            f"images and sound of this model need transformers' {name}", hint="pip install 'infer[hf]'"
-        )
+        raise NotUsableError(f"images and sound of this model need transformers' {name}", hint=install("hf"))
     if not name.endswith(ENDINGS):
         raise ArtifactError(
             f"expected an image processor or a feature extractor of transformers, got {name[:80]!r}"

@@ -15,6 +15,7 @@ from .. import device as hardware
 from .. import hub, load, plugins
 from ..artifact import golden, store
 from ..artifact.manifest import MAX_BYTES, REPORT
+from ..distribution import DISTRIBUTION
 from ..errors import ArtifactError
 from ..kernels import cpu
 from ..predict.predictor import Predictor
@@ -113,7 +114,7 @@ def _conflicts() -> list[Finding]:
     """List installed packages outside infer's version bounds, with the pip command that fixes them."""
     conflicts = []
     try:
-        wanted = [Requirement(text) for text in requires("infer") or []]
+        wanted = [Requirement(text) for text in requires(DISTRIBUTION) or []]
     except PackageNotFoundError:
         return []
     for requirement in wanted:

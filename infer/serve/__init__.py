@@ -6,6 +6,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from ..distribution import install
 from ..errors import NotUsableError
 
 if TYPE_CHECKING:
@@ -24,6 +25,6 @@ def __getattr__(name: str) -> Any:
         return import_module(".options", __name__).ServeOptions
     if name in ("run", "start"):
         if missing := [package for package in NEEDS if find_spec(package) is None]:
-            raise NotUsableError(f"serving needs {', '.join(missing)}", hint="pip install 'infer[serve]'")
+            raise NotUsableError(f"serving needs {', '.join(missing)}", hint=install("serve"))
         return getattr(import_module(".server", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from ..distribution import install
 from ..errors import InferError, NotUsableError, UsageError
 from . import ray_app
 from .http.access_control import read_key_file
@@ -35,7 +36,7 @@ def check(options: ServeOptions) -> None:
     if missing := [path for path in options.artifacts if not Path(path).is_dir()]:
         raise UsageError(f"no artifact at {missing[0]}", hint="Every node must find it at this path")
     if find_spec("ray") is None:
-        raise NotUsableError("serving on a cluster needs ray", hint="pip install 'infer[ray]'")
+        raise NotUsableError("serving on a cluster needs ray", hint=install("ray"))
 
 
 def on_every_node(options: ServeOptions) -> ServeOptions:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..compress.layer_kinds import is_conv1d_of_gpt2
 from ..compress.packed_layers import QuantizedLinear
+from ..distribution import install
 from ..errors import NotUsableError, UsageError, unknown
 from ..library_errors import quiet
 from ..llm.lora.config import CONFIG, read_config
@@ -117,7 +118,7 @@ def add_adapter(model: nn.Module, settings: AdapterSettings) -> Any:
     Raises `UsageError` for a layer name that the model does not have.
     """
     if find_spec("peft") is None:
-        raise NotUsableError("adapters need the package peft", hint="pip install 'infer[tune]'")
+        raise NotUsableError("adapters need the package peft", hint=install("tune"))
     with quiet():  # it imports bitsandbytes, which names kernels that are not installed
         import peft
         from peft.tuners.lora import Linear as LoraLinear

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..distribution import install
 from ..library_errors import quiet
 from ..spec import Finding
 from .settings import TrainSettings
@@ -54,7 +55,7 @@ def build_optimizers(
 def missing_8bit(name: str, device: str) -> str | None:
     """Say why an optimizer with 8-bit states can't be used on this device; None where it can."""
     if find_spec("bitsandbytes") is None:
-        return "bitsandbytes is not installed (pip install 'infer[tune]')"
+        return f"bitsandbytes is not installed ({install('tune')})"
     if name.startswith("paged") and not device.startswith("cuda"):
         return f"states are paged between a GPU and RAM, and this runs on {device}"
     return None

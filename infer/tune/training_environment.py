@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..distribution import install
 from ..errors import NotUsableError
 from .settings import TrainSettings
 
@@ -18,7 +19,7 @@ AUTOCAST = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
 def missing() -> str | None:
     """Say why this installation can't train; None where it can."""
     if find_spec("accelerate") is None:
-        return "training needs the package accelerate (pip install 'infer[tune]')"
+        return f"training needs the package accelerate ({install('tune')})"
     return None
 
 

@@ -139,7 +139,7 @@ def test_without_ray_or_a_cluster_a_search_says_what_to_do(monkeypatch: pytest.M
     monkeypatch.setattr(ray_nodes, "find_spec", lambda name: None)
     with pytest.raises(NotUsableError, match="a search on a cluster needs ray") as caught:
         ray_nodes.connect("auto")
-    assert "infer[ray]" in caught.value.hint
+    assert "infer-engine[ray]" in caught.value.hint
 
 
 @needs_ray

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from infer import device
 from infer.errors import NotUsableError
+from infer.kernels import cpu
 from infer.kernels.cpu import build, compile_library
 
 SAYS = "from infer.kernels import cpu; print(cpu.why_not())"
@@ -146,3 +149,51 @@ def test_native_kernels_can_be_disabled() -> None:
 def test_instruction_sets_are_named_by_the_file(path: Path) -> None:
     flags = compile_library.sources().get(path)
     assert flags is not None or path.stem.endswith(tuple(compile_library.SUFFIXES))
+
+
+@pytest.mark.parametrize(
+    ("has", "architecture", "best"),
+    [
+        (("avx2", "fma", "avx512f", "avx512bw", "avx512_vnni"), "x86_64", "_avx512_vnni"),
+        (("avx2", "fma", "avx_vnni"), "x86_64", "_avx_vnni"),
+        (("avx2", "fma"), "x86_64", "_avx2"),
+        (("neon", "dotprod"), "aarch64", "_neon_dotprod"),
+        (("neon",), "aarch64", "_scalar"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_first_use_compiles_the_best_set_of_the_cpu(
+    has: tuple[str, ...], architecture: str, best: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("INFER_NATIVE", raising=False)
+    monkeypatch.setattr(device, "isa", lambda: has)
+    chosen = compile_library.sources(architecture, sets=build.sets())
+    assert any(path.stem == f"linear{best}" for path in chosen)
+    scalar = [path for path in chosen if path.stem.endswith("_scalar")]
+    assert bool(scalar) == (best == "_scalar")
+    assert len(chosen) < len(compile_library.sources(architecture))
+    monkeypatch.setenv("INFER_NATIVE", "all")
+    assert build.sets() is None
+
+
+def test_the_library_of_first_use_offers_no_other_set() -> None:
+    if build.compiler() is None:
+        pytest.skip("no C++ compiler")
+    everything = cpu.isas()  # its object files are those of the other library too
+    says = "from infer.kernels import cpu; print(*cpu.isas(), cpu.isa())"
+    variables = {name: value for name, value in os.environ.items() if name != "INFER_NATIVE"}
+    done = subprocess.run([sys.executable, "-c", says], env=variables, capture_output=True, text=True)
+    *own, used = done.stdout.split()
+    assert used == own[0] == everything[0], done.stderr
+    assert own == everything[: len(own)]
+    assert len(own) < len(everything) or everything == ["scalar"]
+
+
+def test_a_library_without_a_set_of_this_cpu_is_refused() -> None:
+    if build.compiler() is None:
+        pytest.skip("no C++ compiler")
+    foreign = "'avx2', 'fma'" if "dotprod" in device.isa() else "'dotprod'"
+    says = f"from infer import device; device.isa = lambda: ({foreign},); {SAYS}"
+    variables = {name: value for name, value in os.environ.items() if name != "INFER_NATIVE"}
+    done = subprocess.run([sys.executable, "-c", says], env=variables, capture_output=True, text=True)
+    assert done.stdout.strip().endswith("has no instruction set of this CPU"), done.stderr

@@ -20,7 +20,7 @@ from infer.llm.lora.adapters import Adapters
 from tests.llm.test_lora import logits, together
 from tests.support.tiny_decoders import build
 
-peft = pytest.importorskip("peft", reason="pip install 'infer[dev]'")
+peft = pytest.importorskip("peft", reason="pip install 'infer-engine[dev]'")
 pytestmark = pytest.mark.filterwarnings("ignore")  # PEFT and transformers have many to give
 PROMPT = [5, 6, 7, 9, 11]
 TARGETS = ["q_proj", "v_proj", "down_proj"]

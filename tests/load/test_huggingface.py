@@ -279,5 +279,5 @@ def test_without_transformers_the_error_names_the_pip_command(
 
     save(llama(), tmp_path)
     monkeypatch.setattr(huggingface, "find_spec", lambda name: None)
-    with pytest.raises(NotUsableError, match=r"pip install 'infer\[hf\]'"):
+    with pytest.raises(NotUsableError, match=r"pip install 'infer-engine\[hf\]'"):
         load(Plan(source=str(tmp_path), data="random"))

@@ -170,7 +170,7 @@ def test_without_its_library_a_name_says_what_to_install(monkeypatch: pytest.Mon
         opened("timm:tiny_net")
     monkeypatch.setattr(library_model, "find_spec", lambda name: None)
     with pytest.raises(
-        NotUsableError, match=r"timm:tiny_net needs the package timm.* pip install 'infer\[vision\]'"
+        NotUsableError, match=r"timm:tiny_net needs the package timm.* pip install 'infer-engine\[vision\]'"
     ):
         opened("timm:tiny_net")
 

@@ -100,7 +100,7 @@ def test_files_that_are_not_audio_are_refused(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(InputError, match="no samples"):
         AudioPreprocessor().batch([np.zeros(0, np.float32)])
     monkeypatch.setattr("infer.preprocess.audio.find_spec", lambda name: None)
-    with pytest.raises(NotUsableError, match=r"infer\[audio\]"):
+    with pytest.raises(NotUsableError, match=r"infer-engine\[audio\]"):
         open_sound(b"fLaC" + bytes(40), 16000)
 
 

@@ -66,13 +66,13 @@ def test_a_backend_that_is_not_installed_is_named_with_its_install_line(
 
     monkeypatch.setattr(packages, "find_spec", lambda name: None if name == "openvino" else object())
     assert plugins.why_not("backends", "openvino") == (
-        "openvino is not installed (pip install 'infer[openvino]')"
+        "openvino is not installed (pip install 'infer-engine[openvino]')"
     )
 
 
 def test_openvino_is_hidden_from_tests_that_do_not_ask_for_it() -> None:
     assert plugins.why_not("backends", "openvino") == (
-        "openvino is not installed (pip install 'infer[openvino]')"
+        "openvino is not installed (pip install 'infer-engine[openvino]')"
     )
 
 

@@ -233,7 +233,7 @@ needs_otel = pytest.mark.skipif(
     importlib.util.find_spec("opentelemetry.sdk") is None
     if importlib.util.find_spec("opentelemetry")
     else True,
-    reason="opentelemetry-sdk is not installed: pip install 'infer[otel]'",
+    reason="opentelemetry-sdk is not installed: pip install 'infer-engine[otel]'",
 )
 
 

@@ -163,7 +163,7 @@ def test_public_address_needs_a_key_and_artifacts_must_exist(tmp_path: Path) -> 
 def test_missing_ray_gives_an_install_hint(tmp_path: Path) -> None:
     with pytest.raises(NotUsableError, match="needs ray") as caught:
         ray_run.check(ServeOptions(artifacts=(str(tmp_path),)))
-    assert "infer[ray]" in caught.value.hint
+    assert "infer-engine[ray]" in caught.value.hint
 
 
 def test_ray_replica_survives_its_worker(

@@ -22,7 +22,7 @@ from ..ops.coded_weight import CodedWeight
 from .build import compiled, library
 from .compile_library import source_digest
 
-OFF = "INFER_NATIVE"  # set to 0: compute with the portable operators
+OFF = "INFER_NATIVE"  # 0: compute with the portable operators; all: compile every instruction set, not this CPU's alone
 ROWS = 16  # output rows of a packed block
 _LOADED: ctypes.CDLL | None = None
 _FAILED: str | None = None
@@ -37,12 +37,15 @@ def load(progress: Callable[[int, int, str], None] | None = None) -> ctypes.CDLL
         try:
             path = library(progress)
             # Global, so that compiled graphs find the C functions in it.
-            _LOADED = ctypes.CDLL(str(path), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
+            loaded = ctypes.CDLL(str(path), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
+            for name in ("infer_isa", "infer_isas"):
+                getattr(loaded, name).restype = ctypes.c_char_p
+            if not loaded.infer_isas():
+                raise NotUsableError(f"{path} has no instruction set of this CPU")
         except (NotUsableError, OSError) as error:
             _FAILED = str(error)
             raise NotUsableError(f"the native kernels are not usable: {error}") from error
-        for name in ("infer_isa", "infer_isas"):
-            getattr(_LOADED, name).restype = ctypes.c_char_p
+        _LOADED = loaded
     return _LOADED
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from ... import device
 from ...errors import NotUsableError
 from ...paths import cache as cache_folder
 from . import compile_library
@@ -23,10 +24,27 @@ LOCK_SECONDS, LOCK_POLL_SECONDS = 600.0, 0.05  # for another process to compile 
 PREBUILT = Path(__file__).with_name(LIBRARY)  # only in wheels that were built with a compiler
 
 
+# The best instruction sets first: what a CPU needs, and ends of the names of their files.
+SETS: tuple[tuple[set[str], tuple[str, ...]], ...] = (
+    ({"avx512f", "avx512bw", "avx512_vnni"}, ("_avx512_vnni", "_amx", "_avx512_bf16")),
+    ({"avx2", "fma", "avx_vnni"}, ("_avx2", "_avx_vnni")),
+    ({"avx2", "fma"}, ("_avx2",)),
+    ({"dotprod"}, ("_neon_dotprod",)),
+    (set(), (compile_library.SCALAR,)),
+)
+
+
+def sets() -> tuple[str, ...] | None:
+    """Return the instruction sets to compile: the best one of this CPU, or all (None) with INFER_NATIVE=all."""
+    if os.environ.get("INFER_NATIVE") == "all":
+        return None
+    return next(names for needed, names in SETS if needed.issubset(device.isa()))
+
+
 def digest(folder: Path | None = None) -> str:
-    """Hash what a library compiled here depends on: sources, flags, torch, architecture and compiler."""
+    """Hash what a library compiled here depends on: sources, flags, torch, architecture, compiler, instruction sets."""
     sources = compile_library.source_digest(folder)
-    return compile_library.digest((), sources, *built_with(TORCH))
+    return compile_library.digest((), sources, *built_with(TORCH), *(sets() or ()))
 
 
 def compiled() -> bool:
@@ -93,6 +111,7 @@ def _compile(found: str, target: Path, folder: Path, progress: Progress) -> None
             objects=objects,
             key=built_with(TORCH),
             folder=folder,
+            sets=sets(),
             progress=progress,
         )
     except CompilerError as error:

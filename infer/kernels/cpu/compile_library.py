@@ -2,8 +2,8 @@
 
 Imports nothing but the standard library, so that a wheel is built without the dependencies of `infer`. Sources include
 each other by their path from `src`; no two have the same name. Each is compiled for the instruction set that its name
-ends in, and the library picks one when it runs, so that one library serves every CPU of an architecture. Of torch it
-uses the stable C ABI of 2.11, so that one library serves every version from there on.
+ends in, and the library picks one when it runs: that of a wheel has them all and serves every CPU of an architecture.
+Of torch it uses the stable C ABI of 2.11, so that one library serves every version from there on.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ SUFFIXES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "_avx2": (X86, AVX2),
     "_neon_dotprod": (("aarch64", "arm64"), ("-march=armv8.2-a+dotprod",)),
 }
+SCALAR = (
+    "_scalar"  # the same end of a name without an instruction set: kernels for CPUs that have none of these
+)
 TORCH_LIBRARY = "libtorch_cpu.so"
 
 Progress = Callable[[int, int, str], None]
@@ -59,13 +62,19 @@ def built_with(torch: Path, machine: str = platform.machine()) -> tuple[str, str
     return found[1] if found else "", machine, compiler() or ""
 
 
-def sources(machine: str = platform.machine(), folder: Path | None = None) -> dict[Path, tuple[str, ...]]:
-    """Each file to compile for an architecture (a name of `platform.machine`), with its flags."""
+def sources(
+    machine: str = platform.machine(), folder: Path | None = None, sets: tuple[str, ...] | None = None
+) -> dict[Path, tuple[str, ...]]:
+    """Each file to compile for an architecture (a name of `platform.machine`), with its flags.
+
+    `sets`: ends of names, of the instruction sets that are wanted; None: all of the architecture.
+    """
     chosen = {}
+    left_out = () if sets is None else tuple({*SUFFIXES, SCALAR}.difference(sets))
     for path in sorted((folder or SOURCES).rglob("*.cpp")):
         suffix = next((s for s in sorted(SUFFIXES, key=len, reverse=True) if path.stem.endswith(s)), None)
         machines, flags = SUFFIXES[suffix] if suffix else ((machine,), ())
-        if machine in machines:
+        if machine in machines and not path.stem.endswith(left_out):
             chosen[path] = flags
     return chosen
 
@@ -106,16 +115,17 @@ def compile_library(
     key: Sequence[str] = (),
     folder: Path | None = None,
     machine: str = platform.machine(),
+    sets: tuple[str, ...] | None = None,
     progress: Progress = lambda done, total, name: None,
 ) -> None:
-    """Compile the sources of `folder` for `machine` and link them as `target`.
+    """Compile the sources of `folder` for `machine`, or of its instruction sets `sets`, and link them as `target`.
 
     `include` is the folder of torch's headers. Object files are kept in `objects` under a hash of what they are made
     of, to which `key` adds what `built_with` says. `progress(done, total, name)` is called for each file.
     Raises `CompilerError`.
     """
     folder = folder or SOURCES
-    files = sources(machine, folder)
+    files = sources(machine, folder, sets)
     work = target.parent
     done = 0
 

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ...distribution import install
 from ...errors import ArtifactError, InputError, NotUsableError, UsageError
 from ...regular_files import MAX_JSON, read_regular
 from ...spec import Finding
@@ -118,7 +119,7 @@ class ChatTemplate:
     @cached_property
     def _environment(self) -> Any:
         if find_spec("jinja2") is None:
-            raise NotUsableError("chat needs the package jinja2", hint="pip install 'infer[serve]'")
+            raise NotUsableError("chat needs the package jinja2", hint=install("serve"))
         from .jinja_sandbox import environment
 
         return environment()

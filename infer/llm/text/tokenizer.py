@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ...distribution import install
 from ...errors import ArtifactError, InputError, NotUsableError
 from ...regular_files import read_regular
 from .languages import language_id, languages, with_source_language
@@ -220,7 +221,7 @@ def check_text(text: str, where: str) -> None:
 
 def _opened(path: Path) -> Any:
     if find_spec("tokenizers") is None:
-        raise NotUsableError("text needs the package tokenizers", hint="pip install 'infer[serve]'")
+        raise NotUsableError("text needs the package tokenizers", hint=install("serve"))
     import tokenizers
 
     data = read_regular(path, MAX_BYTES, error=ArtifactError)

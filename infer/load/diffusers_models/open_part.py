@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ...distribution import install
 from ...errors import NotUsableError, SourceError, UsageError
 from ...library_errors import quiet
 from ...plan import Plan
@@ -135,7 +136,7 @@ def _check_key(plan: Plan, kind: str) -> None:
 def _require(library: str, kind: str) -> None:
     if find_spec(library) is None:
         extra = "hf" if library == "transformers" else "diffusers"
-        raise NotUsableError(f"a {kind} needs the package {library}", hint=f"pip install 'infer[{extra}]'")
+        raise NotUsableError(f"a {kind} needs the package {library}", hint=install(extra))
 
 
 def _built(kind: str, folder: Path, config: dict[str, Any], key: str | None) -> nn.Module:

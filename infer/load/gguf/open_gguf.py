@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ...distribution import install
 from ...errors import NotUsableError, SourceError
 from ...paths import OwnedFolder
 from ...spec import Finding
@@ -54,7 +55,7 @@ def open_gguf(path: Path) -> GgufSource:
     architecture_of(header, path)
     for package in ("transformers", "tokenizers"):
         if find_spec(package) is None:
-            raise NotUsableError(f"a GGUF file needs the package {package}", hint="pip install 'infer[hf]'")
+            raise NotUsableError(f"a GGUF file needs the package {package}", hint=install("hf"))
     config = model_settings(header, path)
     stored = stored_tensors(header, config, path)
     tokenizer: Any = None

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...distribution import install
 from ...errors import NotUsableError, UsageError
 from ...library_errors import describe
 from ...plan import Plan
@@ -71,7 +72,7 @@ class LibraryImageModel(nn.Module):
 def import_library(library: str, text: str) -> ModuleType:
     """Import timm or torchvision; raise `NotUsableError` with the way to install it."""
     if find_spec(library) is None:
-        raise NotUsableError(f"{text} needs the package {library}", hint="pip install 'infer[vision]'")
+        raise NotUsableError(f"{text} needs the package {library}", hint=install("vision"))
     try:
         return import_module(library)
     except (ImportError, RuntimeError, AttributeError, OSError) as error:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from ...distribution import install
 from ...errors import InputError, NotUsableError, SourceError, UsageError
 from ...library_errors import first_sentence
 from ...regular_files import MAX_JSON, read_regular
@@ -91,7 +92,7 @@ def tokenize_lines(texts: list[str], loaded: LoadedModel) -> list[list[int]]:
 def _encoder(path: Path) -> Callable[[list[Any], int | None], list[tuple[list[int], list[int]]]]:
     """Return a function (texts or pairs, max tokens) → token ids and token types of each, once the tokenizer opens."""
     if find_spec("tokenizers") is None:
-        raise NotUsableError("text as data needs the package tokenizers", hint="pip install 'infer[hf]'")
+        raise NotUsableError("text as data needs the package tokenizers", hint=install("hf"))
     import tokenizers
 
     data = read_regular(path, MAX_JSON)

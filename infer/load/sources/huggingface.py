@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from ...distribution import install
 from ...errors import NotUsableError, UnsafeSourceError
 from ...plan import Plan
 from ...spec import DECODER_IDS, Finding, TensorSpec
@@ -245,9 +246,7 @@ def _preprocessing(
 
 def _require_transformers() -> None:
     if find_spec("transformers") is None:
-        raise NotUsableError(
-            "a Hugging Face folder needs the package transformers", hint="pip install 'infer[hf]'"
-        )
+        raise NotUsableError("a Hugging Face folder needs the package transformers", hint=install("hf"))
 
 
 def _refuse_code(config: Mapping[str, Any], folder: Path) -> None:

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...distribution import install
 from ...errors import NotUsableError, SourceError, UsageError
 from ...library_errors import first_sentence
 from ...paths import OwnedFolder
@@ -47,7 +48,7 @@ def _invalid(model: Any, path: Path, error: Exception) -> SourceError:
 def _read_checked(path: Path) -> tuple[Any, int]:
     """Parse a file that onnx's checker accepts; return it and the number of its tensors in external files."""
     if find_spec("onnx") is None:
-        raise NotUsableError("an ONNX source needs the package onnx", hint="pip install 'infer[ort]'")
+        raise NotUsableError("an ONNX source needs the package onnx", hint=install("ort"))
     import onnx
 
     try:

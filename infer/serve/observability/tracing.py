@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...distribution import install
 from ...errors import NotUsableError
 from ..http.request_context import RequestContext
 from ..http.trace_context import TraceContext
@@ -161,5 +162,5 @@ def otlp_spans() -> SpanRecorder:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ModuleNotFoundError as error:
-        raise NotUsableError(f"traces need {error.name}", hint="pip install 'infer[otel]'") from error
+        raise NotUsableError(f"traces need {error.name}", hint=install("otel")) from error
     return SpanRecorder(BatchSpanProcessor(OTLPSpanExporter()))

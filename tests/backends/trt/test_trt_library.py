@@ -58,8 +58,8 @@ def test_unknown_options_of_a_backend_are_usage_errors() -> None:
 def test_missing_names_the_package_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     have(monkeypatch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert trt.missing() == "TensorRT is not installed (pip install 'infer[gpu]')"
-    assert trt.variant("rtx").missing() == "TensorRT-RTX is not installed (pip install 'infer[rtx]')"
+    assert trt.missing() == "TensorRT is not installed (pip install 'infer-engine[gpu]')"
+    assert trt.variant("rtx").missing() == "TensorRT-RTX is not installed (pip install 'infer-engine[rtx]')"
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_doctor_tells_both_libraries_apart(monkeypatch: pytest.MonkeyPatch) -> N
     rows = {row.what: row for row in inspection.doctor() if row.stage == "tensorrt"}
     assert (rows["TensorRT"].value, rows["TensorRT"].why) == (
         "no",
-        "TensorRT is not installed (pip install 'infer[gpu]')",
+        "TensorRT is not installed (pip install 'infer-engine[gpu]')",
     )
     assert rows["TensorRT-RTX"].value == "9"
     assert "compute capability 7.5, 8, 8.6, 8.9, 12, 12.1" in rows["TensorRT-RTX"].why

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("schemathesis", reason="pip install 'infer[dev]'")
+pytest.importorskip("schemathesis", reason="pip install 'infer-engine[dev]'")
 
 from tests.fuzz import openapi_schema
 

@@ -54,30 +54,30 @@ const Isa& avx_vnni() {
 }
 #endif
 
-// Returns the instruction sets of this CPU, best first; the files of other architectures are not compiled.
+// Returns the instruction sets of this CPU that were compiled in, best first.
 const std::vector<const Isa*>& usable() {
   static const std::vector<const Isa*> isas = [] {
     std::vector<const Isa*> found;
 #if defined(__x86_64__)
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    if (avx512 && __builtin_cpu_supports("avx512vnni")) {
+    if (&AVX512_VNNI != nullptr && avx512 && __builtin_cpu_supports("avx512vnni")) {
       const char* name = amx_name();
       const bool real = name != nullptr && std::strcmp(name, "amx") == 0;
       if (real) found.push_back(&amx(name));
       found.push_back(&AVX512_VNNI);
       if (name != nullptr && !real) found.push_back(&amx(name));
     }
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-      if (has_avx_vnni()) found.push_back(&avx_vnni());
+    if (&AVX2 != nullptr && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+      if (&AVX_VNNI != nullptr && has_avx_vnni()) found.push_back(&avx_vnni());
       found.push_back(&AVX2);
     }
 #elif defined(__aarch64__) && defined(__linux__)
-    if ((getauxval(AT_HWCAP) & (1UL << 20)) != 0) found.push_back(&NEON_DOTPROD);  // HWCAP_ASIMDDP
+    if (&NEON_DOTPROD != nullptr && (getauxval(AT_HWCAP) & (1UL << 20)) != 0) found.push_back(&NEON_DOTPROD);  // HWCAP_ASIMDDP
 #elif defined(__aarch64__)
-    found.push_back(&NEON_DOTPROD);
+    if (&NEON_DOTPROD != nullptr) found.push_back(&NEON_DOTPROD);
 #endif
-    found.push_back(&SCALAR);
+    if (&SCALAR != nullptr) found.push_back(&SCALAR);
     return found;
   }();
   return isas;

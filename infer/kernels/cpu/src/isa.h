@@ -3,6 +3,7 @@
 
 #include <atomic>
 
+#include "instruction_set.h"
 #include "linear/groupwise_weight.h"
 
 namespace infer_native {
@@ -80,12 +81,12 @@ struct Isa {
   const Isa* base = nullptr;  // instruction set of the other kernels, where this one has linear layers only
 };
 
-// Each is defined only on its architecture.
-extern const Isa AVX512_VNNI;
-extern const Isa AVX2;
-extern const Isa AVX_VNNI;  // without `rows`: those of AVX2
-extern const Isa NEON_DOTPROD;
-extern const Isa SCALAR;
+// Each is defined only on its architecture, and where it was compiled in.
+INFER_OF_SET const Isa AVX512_VNNI;
+INFER_OF_SET const Isa AVX2;
+INFER_OF_SET const Isa AVX_VNNI;  // without `rows`: those of AVX2
+INFER_OF_SET const Isa NEON_DOTPROD;
+INFER_OF_SET const Isa SCALAR;
 
 // Linear layers on AMX; the packed weights are those of AVX512_VNNI.
 struct AmxLinear {
@@ -93,13 +94,13 @@ struct AmxLinear {
   void (*linear_int8)(const float* x, int64_t m, const Int8Weight& weight, InputGrid given, const float* bias, float* y);
   Staged staged_lut4, staged_int8;
 };
-extern const AmxLinear AMX_LINEAR;
+INFER_OF_SET const AmxLinear AMX_LINEAR;
 
 // "amx" where this process may use the tile registers (requested from the kernel once), "amx_emulated" in a build whose tiles are
 // plain C++, else null. Only for CPUs that have AVX512_VNNI.
-const char* amx_name();
+INFER_OF_SET const char* amx_name();
 
-bool has_avx_vnni();  // only for CPUs that have AVX2
+INFER_OF_SET bool has_avx_vnni();  // only for CPUs that have AVX2
 
 const Isa& active_isa();
 

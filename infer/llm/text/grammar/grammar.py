@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from ....distribution import install
 from ....errors import GrammarError, InputError, NotUsableError, OverloadedError
 from .grammar_compiler import GrammarCompiler, brief
 from .grammar_request import GrammarLimits, read
@@ -104,9 +105,7 @@ class GrammarCache:
         self, tokenizer: Any, vocab_size: int, eos_ids: Sequence[int], limits: GrammarLimits | None = None
     ) -> None:
         if find_spec("llguidance") is None:
-            raise NotUsableError(
-                "structured output needs the package llguidance", hint="pip install 'infer[serve]'"
-            )
+            raise NotUsableError("structured output needs the package llguidance", hint=install("serve"))
         self.limits = limits or GrammarLimits()
         self.eos_ids = tuple(eos_ids)
         self._compiler = GrammarCompiler(tokenizer, vocab_size, eos_ids, self.limits)

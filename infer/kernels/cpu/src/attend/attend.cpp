@@ -31,9 +31,11 @@ AttendKernel with_tile(void (*tile)(const AttendArgs&, const Piece&)) {
 const AttendKernel& kernel() {
   [[maybe_unused]] const Isa* isa = &vector_isa();
 #if defined(__x86_64__)
-  static const AttendKernel amx = with_tile(attend_tile_amx), bfloat16 = with_tile(attend_tile_avx512_bf16);
-  if (isa == &AVX512_VNNI && isa != &active_isa()) return amx;
-  if (isa == &AVX512_VNNI) return __builtin_cpu_supports("avx512bf16") ? bfloat16 : ATTEND_AVX512_VNNI;
+  if (isa == &AVX512_VNNI) {
+    static const AttendKernel amx = with_tile(attend_tile_amx), bfloat16 = with_tile(attend_tile_avx512_bf16);
+    if (isa != &active_isa()) return amx;
+    return __builtin_cpu_supports("avx512bf16") ? bfloat16 : ATTEND_AVX512_VNNI;
+  }
   if (isa == &AVX2) return ATTEND_AVX2;
 #elif defined(__aarch64__)
   if (isa == &NEON_DOTPROD) return ATTEND_NEON_DOTPROD;

@@ -3,6 +3,7 @@
 
 #include "attend/attend.h"
 #include "attend/attend_encoder.h"
+#include "instruction_set.h"
 
 namespace infer_native {
 
@@ -53,14 +54,14 @@ struct AttendKernel {
   void (*all)(const AttendAllArgs& args, int64_t batch, int64_t head, int64_t begin, int64_t end);
 };
 
-extern const AttendKernel ATTEND_AVX512_VNNI;
+INFER_OF_SET const AttendKernel ATTEND_AVX512_VNNI;
 // The `tile` of AMX: queries of bfloat16 on tile registers, others as AVX-512 computes them.
-void attend_tile_amx(const AttendArgs& args, const Piece& piece);
+INFER_OF_SET void attend_tile_amx(const AttendArgs& args, const Piece& piece);
 // The same with the products of AVX-512 BF16.
-void attend_tile_avx512_bf16(const AttendArgs& args, const Piece& piece);
-extern const AttendKernel ATTEND_AVX2;
-extern const AttendKernel ATTEND_NEON_DOTPROD;
-extern const AttendKernel ATTEND_SCALAR;
+INFER_OF_SET void attend_tile_avx512_bf16(const AttendArgs& args, const Piece& piece);
+INFER_OF_SET const AttendKernel ATTEND_AVX2;
+INFER_OF_SET const AttendKernel ATTEND_NEON_DOTPROD;
+INFER_OF_SET const AttendKernel ATTEND_SCALAR;
 
 // Memory of the calling thread for one piece of work, at a multiple of 64; contents do not survive.
 void* attend_workspace(int64_t bytes);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "conv/conv.h"
+#include "instruction_set.h"
 
 namespace infer_native {
 
@@ -51,11 +52,11 @@ struct ConvKernels {
 };
 
 // Each is defined only on its architecture.
-extern const ConvKernels CONV_AVX512_VNNI;
-extern const ConvKernels CONV_AMX;
-extern const ConvKernels CONV_AVX2;
-extern const ConvKernels CONV_NEON_DOTPROD;
-extern const ConvKernels CONV_SCALAR;
+INFER_OF_SET const ConvKernels CONV_AVX512_VNNI;
+INFER_OF_SET const ConvKernels CONV_AMX;
+INFER_OF_SET const ConvKernels CONV_AVX2;
+INFER_OF_SET const ConvKernels CONV_NEON_DOTPROD;
+INFER_OF_SET const ConvKernels CONV_SCALAR;
 
 #define INFER_INLINE __attribute__((always_inline))
 

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "instruction_set.h"
+
 namespace infer_native {
 
 struct FitTask {
@@ -18,7 +20,7 @@ struct FitTask {
   float* row_scale;         // [rows]
 };
 
-void fit_avx2(const FitTask& task);    // x86-64 only
-void fit_avx512(const FitTask& task);  // x86-64 only
+INFER_OF_SET void fit_avx2(const FitTask& task);    // x86-64 only
+INFER_OF_SET void fit_avx512(const FitTask& task);  // x86-64 only
 
 }  // namespace infer_native

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "instruction_set.h"
+
 namespace infer_native {
 
 // Rows of the state cache and the segments of tokens that read and write them, computed in order.
@@ -65,9 +67,9 @@ struct StateKernel {
   void (*linear)(const LinearScanArgs& args, int64_t block);
 };
 
-extern const StateKernel STATE_AVX512_VNNI;
-extern const StateKernel STATE_AVX2;
-extern const StateKernel STATE_SCALAR;  // compiler vectors, any CPU
+INFER_OF_SET const StateKernel STATE_AVX512_VNNI;
+INFER_OF_SET const StateKernel STATE_AVX2;
+INFER_OF_SET const StateKernel STATE_SCALAR;  // compiler vectors, any CPU
 
 void causal_conv(const ConvArgs& args);
 void gated_delta(const DeltaArgs& args);
