@@ -44,8 +44,9 @@ _MODULE_OF = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULE_OF:
-        return getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
+    module = "pretrained.classes" if name.startswith("InferModelFor") else _MODULE_OF.get(name)
+    if module is not None:
+        return getattr(import_module(f".{module}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

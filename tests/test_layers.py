@@ -16,7 +16,7 @@ ORDER = [
     "reporter", "budgets", "paths", "regular_files", "library_errors", "module_hooks",
     "refused_backends", "plugins", "process", "device", "latency", "kernels", "preprocess", "families", "load",
     "attention", "graph", "fidelity", "onnx", "compress", "artifact", "llm", "tasks", "predict", "report", "tune",
-    "run", "budget_search", "export", "bench", "serve", "cli", "__main__",
+    "run", "pretrained", "budget_search", "export", "bench", "serve", "cli", "__main__",
 ]  # fmt: skip
 FILES = sorted((ROOT / "infer").rglob("*.py"))
 BACKENDS = sorted((ROOT / "backends").rglob("*.py"))

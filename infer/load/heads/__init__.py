@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from .build import attention_findings, build, choose, class_named, other_class
+from .build import attention_findings, base_class, build, choose, class_named, other_class
 from .dual_towers import choose_tower, whole_config, whole_finding, whole_meta
 from .inputs import input_specs, num_channels, size_bounds, wrap
 from .table import (
@@ -30,6 +30,7 @@ __all__ = [
     "Head",
     "architecture",
     "attention_findings",
+    "base_class",
     "build",
     "candidates",
     "choose",

@@ -148,10 +148,11 @@ def _required(found: Any) -> set[str]:
     return {p.name for p in given if p.name != "self" and p.kind in kinds and p.default is p.empty}
 
 
-def tensors_finding(name: str, specs: Sequence[TensorSpec]) -> Finding:
-    """Report that a model runs without a task."""
+def tensors_finding(name: str, specs: Sequence[TensorSpec], *, asked: bool) -> Finding:
+    """Report that a model runs without a task; `asked`: as --task features says."""
     given = ", ".join(spec.format() for spec in specs)
-    return Finding("load", "task", "tensors", why=f"infer has no task for {name}; it takes {given}")
+    why = f"--task features: {name} without its head" if asked else f"infer has no task for {name}"
+    return Finding("load", "task", "tensors", why=f"{why}; it takes {given}")
 
 
 def _parameters(found: Any) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from ...errors import NotUsableError, UnsafeSourceError
+from ...options.values import HIDDEN_STATES
 from ...plan import Plan
 from ...spec import DECODER_IDS, Finding, TensorSpec
 from .. import heads
@@ -51,6 +52,7 @@ CARRIED = (
     "generation_config.json",
     "config.json",
     "preprocessor_config.json",
+    "processor_config.json",
 )
 
 
@@ -97,7 +99,7 @@ def load_huggingface(plan: Plan, weights: Checkpoint | None = None, where: str =
     fit = _match(wrapped, model, joined, plan.key, where or str(folder))
     apart = keep_apart(wrapped, model, fit, joined)
     findings += [*heads.attention_findings(model), *steps, *_unused_tensors(fit), *_kept_apart(apart)]
-    findings += [*chosen, *stored.findings(checkpoint), *_class_findings(part, head, model_class, given)]
+    findings += [*chosen, *stored.findings(checkpoint), *_class_findings(plan, part, head, model_class, given)]
     inputs = given or heads.input_specs(wrapped, preprocessor)
     sizes = heads.size_bounds(plan, config, model, inputs)
     meta = metadata(config, head.task, sentence, sizes) | head_metadata(head, preprocessor, settings, folder)
@@ -162,13 +164,13 @@ def _open_stored(config: Mapping[str, Any], folder: Path, weights: Checkpoint | 
 
 
 def _class_findings(
-    part: ModelPart, head: heads.Head, model_class: type, given: tuple[TensorSpec, ...]
+    plan: Plan, part: ModelPart, head: heads.Head, model_class: type, given: tuple[TensorSpec, ...]
 ) -> list[Finding]:
     """Return why this part of the folder and this class were chosen, where that is not the usual one."""
     found = [] if part.tower is None else [part.tower.finding(part.name)]
     found += [heads.whole_finding()] if head == heads.DUAL_TOWERS else []
     if given:
-        return [*found, heads.tensors_finding(part.name, given)]
+        return [*found, heads.tensors_finding(part.name, given, asked=plan.task == HIDDEN_STATES)]
     return [*found, *heads.other_class(part.name, model_class)]
 
 
