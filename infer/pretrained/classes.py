@@ -8,6 +8,7 @@ import transformers
 from transformers import modeling_outputs as outputs
 from transformers.utils import ModelOutput
 
+from .generating_model import GeneratingModel, SourceModel, SpeechModel
 from .model import InferModel
 
 
@@ -21,6 +22,7 @@ class Kind(NamedTuple):
     base: type[InferModel] = InferModel
 
 
+WRITES, GENERATE = "text-generation", {"task": "generate"}
 KINDS = {
     "SequenceClassification": Kind(
         "AutoModelForSequenceClassification", outputs.SequenceClassifierOutput, "classification"
@@ -49,6 +51,9 @@ KINDS = {
         "AutoModelForAudioFrameClassification", outputs.TokenClassifierOutput, "audio-frame-classification"
     ),
     "CTC": Kind("AutoModelForCTC", outputs.CausalLMOutput, "automatic-speech-recognition"),
+    "CausalLM": Kind("AutoModelForCausalLM", outputs.CausalLMOutput, WRITES, GENERATE, GeneratingModel),
+    "Seq2SeqLM": Kind("AutoModelForSeq2SeqLM", outputs.Seq2SeqLMOutput, WRITES, GENERATE, SourceModel),
+    "SpeechSeq2Seq": Kind("AutoModelForSpeechSeq2Seq", outputs.Seq2SeqLMOutput, WRITES, GENERATE, SpeechModel),
 }
 
 
