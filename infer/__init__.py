@@ -26,6 +26,7 @@ __all__ = [
     "train_adapter",
 ]
 
+# More than `__all__`: what needs packages of extras, as the classes InferModelFor… do, is imported by name alone.
 _MODULE_OF = {
     "AdapterSettings": "tune.settings",
     "Budgets": "budgets",
@@ -36,9 +37,11 @@ _MODULE_OF = {
     "Predictor": "predict.predictor",
     "TensorSpec": "spec",
     "TrainSettings": "tune.settings",
+    "cross_encoder": "predict.sentence_modules",
     "distil": "tune.distillation.distil",
     "optimize": "run.stages",
     "search": "budget_search.run_search",
+    "sentence_transformer": "predict.sentence_modules",
     "train_adapter": "tune.adapter",
 }
 

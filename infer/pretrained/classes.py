@@ -53,7 +53,9 @@ KINDS = {
     "CTC": Kind("AutoModelForCTC", outputs.CausalLMOutput, "automatic-speech-recognition"),
     "CausalLM": Kind("AutoModelForCausalLM", outputs.CausalLMOutput, WRITES, GENERATE, GeneratingModel),
     "Seq2SeqLM": Kind("AutoModelForSeq2SeqLM", outputs.Seq2SeqLMOutput, WRITES, GENERATE, SourceModel),
-    "SpeechSeq2Seq": Kind("AutoModelForSpeechSeq2Seq", outputs.Seq2SeqLMOutput, WRITES, GENERATE, SpeechModel),
+    "SpeechSeq2Seq": Kind(
+        "AutoModelForSpeechSeq2Seq", outputs.Seq2SeqLMOutput, WRITES, GENERATE, SpeechModel
+    ),
 }
 
 

@@ -49,7 +49,9 @@ class GeneratingModel(InferModel, GenerationMixin):
     def _supports_default_dynamic_cache(cls) -> bool:
         return False  # none of transformers' caches is made
 
-    def _prepare_generation_config(self, *values: Any, **options: Any) -> tuple[GenerationConfig, dict[str, Any]]:
+    def _prepare_generation_config(
+        self, *values: Any, **options: Any
+    ) -> tuple[GenerationConfig, dict[str, Any]]:
         config, others = super()._prepare_generation_config(*values, **options)
         config.use_cache = False  # each step gets whole sequences
         return config, others

@@ -1,4 +1,4 @@
-"""An artifact as a model of transformers: tensors in by name, a `ModelOutput` out, opened and made by Optimum's rules."""
+"""An artifact as a model of transformers, made and opened by Optimum's rules: tensors in, a `ModelOutput` out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from ..predict.predictor import Predictor
 from ..run.artifact_cache import cached_artifact
 from ..run.stages import optimize
 
-ARTIFACT = "model.infer"  # in a folder that `save_pretrained` wrote, beside the configuration and the tokenizer
+ARTIFACT = (
+    "model.infer"  # in a folder that `save_pretrained` wrote, beside the configuration and the tokenizer
+)
 PLAN_FIELDS = tuple(name for name in Plan.__struct_fields__ if name != "source")
 OPENING = ("device", "threads", "trust_code")  # options of `from_pretrained` for an artifact
 MODALITIES = {"pixel_values": "image", "input_values": "audio", "input_features": "audio"}
@@ -121,7 +123,9 @@ class InferModel(OptimizedModel):
                 continue
             if tensor or value:
                 takes = ", ".join(str(spec) for spec in self.predictor.inputs)
-                raise InputError(f"{self.predictor.name} has no use for {name!r}; it takes {takes}", where=name)
+                raise InputError(
+                    f"{self.predictor.name} has no use for {name!r}; it takes {takes}", where=name
+                )
 
     @classmethod
     def _from_pretrained(

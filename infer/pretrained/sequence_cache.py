@@ -160,10 +160,14 @@ def _common(known: Tokens, tokens: Tokens) -> int:
     """Return how many first tokens two sequences have in common."""
     if known == tokens[: len(known)]:
         return len(known)
-    return next(i for i, (one, other) in enumerate([*zip(known, tokens, strict=False), (0, 1)]) if one != other)
+    return next(
+        i for i, (one, other) in enumerate([*zip(known, tokens, strict=False), (0, 1)]) if one != other
+    )
 
 
 def _same(one: Source | None, other: Source | None) -> bool:
     if one is None or other is None:
         return one is other
-    return all(value.shape == other[name].shape and torch.equal(value, other[name]) for name, value in one.items())
+    return all(
+        value.shape == other[name].shape and torch.equal(value, other[name]) for name, value in one.items()
+    )

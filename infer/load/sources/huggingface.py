@@ -99,7 +99,11 @@ def load_huggingface(plan: Plan, weights: Checkpoint | None = None, where: str =
     fit = _match(wrapped, model, joined, plan.key, where or str(folder))
     apart = keep_apart(wrapped, model, fit, joined)
     findings += [*heads.attention_findings(model), *steps, *_unused_tensors(fit), *_kept_apart(apart)]
-    findings += [*chosen, *stored.findings(checkpoint), *_class_findings(plan, part, head, model_class, given)]
+    findings += [
+        *chosen,
+        *stored.findings(checkpoint),
+        *_class_findings(plan, part, head, model_class, given),
+    ]
     inputs = given or heads.input_specs(wrapped, preprocessor)
     sizes = heads.size_bounds(plan, config, model, inputs)
     meta = metadata(config, head.task, sentence, sizes) | head_metadata(head, preprocessor, settings, folder)

@@ -75,7 +75,7 @@ def choose_class(
 def _hidden_states(
     plan: Plan, part: ModelPart, folder: Path
 ) -> tuple[heads.Head, type, tuple[TensorSpec, ...]]:
-    """Return the model without its head, as a function of tensors; raises `SourceError` where its inputs are unknown."""
+    """Return the model without its head, as a function of tensors; `SourceError` where its inputs are unknown."""
     where, found = str(folder / "config.json"), heads.base_class(part.name, part.settings)
     if found is None:
         raise SourceError(f"transformers has no base model for {part.name}", where=where)
