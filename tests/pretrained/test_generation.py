@@ -156,12 +156,14 @@ def test_speech_recognition_by_an_encoder_decoder(tmp_path: Path) -> None:
     folder = tiny_whisper.folder_of(tmp_path / "m")
     model = infer.InferModelForSpeechSeq2Seq.from_pretrained(folder, export=True, **PLAN)
     original = transformers.WhisperForConditionalGeneration.from_pretrained(folder)
-    place = str(model.predictor.path)
+    place = model.predictor.path
+    named = {
+        "tokenizer": transformers.AutoTokenizer.from_pretrained(place),
+        "feature_extractor": transformers.AutoFeatureExtractor.from_pretrained(place),
+        "device": "cpu",
+    }
     ours, theirs = (
-        transformers.pipeline(
-            "automatic-speech-recognition", model=one, tokenizer=place, feature_extractor=place, device="cpu"
-        )
-        for one in (model, original)
+        transformers.pipeline("automatic-speech-recognition", model=one, **named) for one in (model, original)
     )
     sound = np.random.default_rng(0).normal(0, 0.1, 2 * 16000).astype(np.float32)
     found = ours(sound.copy())  # by five beams

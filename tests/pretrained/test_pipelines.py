@@ -41,8 +41,10 @@ def pair(
     place = str(model.predictor.path)
     if "tokenizer" in options:
         options["tokenizer"] = transformers.AutoTokenizer.from_pretrained(place)
-    for name in {"image_processor", "feature_extractor"} & options.keys():
-        options[name] = place
+    if "image_processor" in options:
+        options["image_processor"] = transformers.AutoImageProcessor.from_pretrained(place)
+    if "feature_extractor" in options:
+        options["feature_extractor"] = transformers.AutoFeatureExtractor.from_pretrained(place)
     return tuple(transformers.pipeline(task, model=one, device="cpu", **options) for one in (model, original))
 
 

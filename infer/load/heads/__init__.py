@@ -18,7 +18,7 @@ from .table import (
     candidates,
     no_task,
 )
-from .tensors import ANY_TENSORS, TENSORS, tensor_inputs, tensors_finding, wrap_tensors
+from .tensors import ANY_TENSORS, TENSORS, tensor_inputs, tensors_finding, without_pooler, wrap_tensors
 
 __all__ = [
     "ANY_TENSORS",
@@ -46,6 +46,7 @@ __all__ = [
     "whole_config",
     "whole_finding",
     "whole_meta",
+    "without_pooler",
     "wrap",
     "wrap_tensors",
 ]

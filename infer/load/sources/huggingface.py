@@ -82,6 +82,8 @@ def load_huggingface(plan: Plan, weights: Checkpoint | None = None, where: str =
         made, found = build_on_meta(lambda: heads.build(model_class, settings), name)
         if name.endswith("Model"):
             made = without_logits_bias(made)
+        if plan.task == HIDDEN_STATES:
+            found += heads.without_pooler(made, checkpoint)
         return compute_position_tables(made, list(checkpoint)), found, fix_frequencies(made)
 
     def wrap(model: nn.Module) -> nn.Module:
