@@ -13,6 +13,7 @@ from typing import Any, Self
 import torch
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.base.modules import InputModule
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from ..errors import UsageError
@@ -32,19 +33,20 @@ class ArtifactModule(InputModule):
             raise UsageError(
                 f"{predictor.name} is a {predictor.task} model; it neither embeds nor scores texts"
             )
-        self.predictor, self.tokenizer = predictor, predictor.tokenizer
+        self.predictor = predictor
+        self.tokenizer = Tokenizer.from_file(str(predictor.path / "tokenizer.json"))
         self.width = predictor.text_model.width
 
     def preprocess(
         self, inputs: Sequence[Any], prompt: str | None = None, **options: Any
     ) -> dict[str, Tensor]:
         """Tokenize texts, each after the prompt, or pairs of texts; padded to the longest."""
-        texts = [row if isinstance(row, str) else tuple(row) for row in inputs]
-        if prompt and not all(isinstance(text, str) for text in texts):
-            raise UsageError("a prompt is for texts, not for pairs of them", where="prompt")
         if options.get("processing_kwargs"):
             raise UsageError("the artifact's tokenizer has no options", where="processing_kwargs")
-        tokens = self.predictor.tokenize([prompt + text if prompt else text for text in texts])
+        if prompt and not all(isinstance(row, str) for row in inputs):
+            raise UsageError("a prompt is for texts, not for pairs of them", where="prompt")
+        texts = [f"{prompt or ''}{row}" if isinstance(row, str) else tuple(row) for row in inputs]
+        tokens = self.predictor.tokenize(texts)
         return {name: torch.from_numpy(value) for name, value in tokens.items()}
 
     def forward(self, features: dict[str, Tensor], **options: Any) -> dict[str, Tensor]:
@@ -62,7 +64,9 @@ class ArtifactModule(InputModule):
     @classmethod
     def load(cls, model_name_or_path: str, subfolder: str = "", **options: Any) -> Self:  # type: ignore[override]
         """Open the artifact of a folder that `save` wrote, or of a repository of such."""
-        hub = {name: options.get(name) for name in ("token", "cache_folder", "revision", "local_files_only")}
+        hub: dict[str, Any] = {
+            name: options.get(name) for name in ("token", "cache_folder", "revision", "local_files_only")
+        }
         found = cls.load_dir_path(model_name_or_path, subfolder=str(Path(subfolder, ARTIFACT)), **hub)
         return cls(Predictor.load(str(found), trust_code=bool(options.get("trust_remote_code"))))
 
@@ -72,7 +76,8 @@ class ArtifactCrossEncoder(CrossEncoder):
 
     @property
     def num_labels(self) -> int:
-        return self[0].width  # type: ignore[no-any-return, union-attr]
+        module: Any = self[0]
+        return int(module.width)
 
 
 def sentence_transformer(artifact: str | Path, **options: Any) -> SentenceTransformer:
@@ -82,7 +87,10 @@ def sentence_transformer(artifact: str | Path, **options: Any) -> SentenceTransf
     """
     predictor = _opened(artifact, "embedding", options)
     meta = predictor.manifest.meta
-    named = {"prompts": meta.get("prompts"), "default_prompt_name": meta.get("default_prompt")}
+    named: dict[str, Any] = {
+        "prompts": meta.get("prompts"),
+        "default_prompt_name": meta.get("default_prompt"),
+    }
     return SentenceTransformer(modules=[ArtifactModule(predictor)], device="cpu", **named)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from optimum.modeling_base import OptimizedModel
 from torch import Tensor
@@ -118,7 +119,7 @@ class InferModel(OptimizedModel):
     def _refuse(self, named: Mapping[str, Any]) -> None:
         """Raise `InputError` for the first argument that the artifact has no use for, unless it changes nothing."""
         for name, value in named.items():
-            tensor = isinstance(value, Tensor)
+            tensor = isinstance(value, Tensor | np.ndarray)
             if tensor and name in NEUTRAL and bool((value == NEUTRAL[name]).all()):
                 continue
             if tensor or value:
