@@ -8,7 +8,7 @@ they have in common with those of the step before is not computed again (`sequen
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from transformers import GenerationConfig, GenerationMixin, PretrainedConfig
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.whisper.generation_whisper import WhisperGenerationMixin
 
+from ..errors import UsageError
 from ..llm.step.encoder_decoder.source_pages import Source
 from ..predict.predictor import Predictor
 from .model import InferModel
@@ -25,10 +26,19 @@ from .sequence_cache import SequenceCache
 class GeneratingModel(InferModel, GenerationMixin):
     """A decoder; its `logits` are those of the tokens given, or of the last `logits_to_keep` of them."""
 
+    reads: ClassVar[str | None] = None  # the tensor that the encoder of an encoder-decoder reads
+
     def __init__(self, predictor: Predictor, config: PretrainedConfig) -> None:
         super().__init__(predictor, config)
         language_model = predictor.language_model
         step, shape, device = language_model.step, language_model.shape, language_model.device
+        found = None if shape.source is None else shape.source.name
+        if found != self.reads:
+            kinds = [f"an encoder-decoder of {name}" if name else "a decoder" for name in (found, self.reads)]
+            raise UsageError(
+                f"{predictor.name} is {kinds[0]}; {type(self).__name__} opens {kinds[1]}",
+                where=str(predictor.path),
+            )
         self.sequences = SequenceCache(step, shape, device)
         self._is_stateful = shape.state_floats > 0
         if (predictor.path / "generation_config.json").is_file():
@@ -96,6 +106,8 @@ class GeneratingModel(InferModel, GenerationMixin):
 class SourceModel(GeneratingModel):
     """An encoder-decoder: the encoder reads a text or a sound, the decoder goes on from `decoder_input_ids`."""
 
+    reads = "input_ids"
+
     def get_encoder(self) -> Any:
         """Return the encoder as `generate` calls it: what it gives are the sources themselves, read when needed."""
         return SourceEncoder()
@@ -117,9 +129,10 @@ class SourceModel(GeneratingModel):
 
         `attention_mask` is that of a source of tokens. Raises `InputError` for other arguments of transformers' models.
         """
-        self._refuse(others)
         given = {"input_ids": input_ids, "input_features": input_features}
-        source = given.pop(self.main_input_name) if encoder_outputs is None else encoder_outputs[0]
+        own = given.pop(str(self.reads))
+        self._refuse({**others, **given})
+        source = own if encoder_outputs is None else encoder_outputs[0]
         sources = self._sources(torch.as_tensor(source).cpu(), attention_mask)
         logits = self._logits(decoder_input_ids, decoder_attention_mask, logits_to_keep, sources)
         return self._output(logits, return_dict)
@@ -145,6 +158,8 @@ class SourceEncoder:
 
 class SpeechModel(SourceModel, WhisperGenerationMixin):
     """A Whisper: `generate` is that of transformers' Whisper, with its languages, tasks, timestamps and long sounds."""
+
+    reads = "input_features"
 
     def __init__(self, predictor: Predictor, config: PretrainedConfig) -> None:
         super().__init__(predictor, config)

@@ -90,7 +90,7 @@ class SequenceCache:
 
     def _origin(self, place: int, tokens: Tokens, keep: int, source: Source | None) -> Origin:
         """Find the sequence of the last call that begins most like this one, at best the one in the same place."""
-        best, most = Origin(), len(tokens) - keep
+        best, most = Origin(), len(tokens) - max(keep, 1)
         for row in sorted(range(len(self._tokens)), key=lambda row: row != place):
             known = self._tokens[row]
             if not _same(source, self._sources[row]):

@@ -150,6 +150,10 @@ def test_an_encoder_decoder_writes_the_tokens_of_transformers(tmp_path: Path, na
         expected = original(ids, attention_mask=mask, decoder_input_ids=decoder).logits
     found = model(ids, attention_mask=mask, decoder_input_ids=decoder).logits
     np.testing.assert_allclose(found, expected, atol=1e-4)
+    with pytest.raises(
+        UsageError, match="an encoder-decoder of input_ids; InferModelForCausalLM opens a decoder"
+    ):
+        infer.InferModelForCausalLM.from_pretrained(model.predictor.path)
 
 
 def test_speech_recognition_by_an_encoder_decoder(tmp_path: Path) -> None:
