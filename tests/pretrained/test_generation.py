@@ -103,7 +103,7 @@ def test_a_prompt_that_goes_on_computes_its_new_tokens_only(llama: tuple[Any, An
 
     model.sequences._runner.step = Counted()
     try:
-        first = model.generate(IDS[1:], max_new_tokens=10, do_sample=False)
+        first = model.generate(IDS[1:] + 50, max_new_tokens=10, do_sample=False)
         longer = torch.cat([first, torch.tensor([[20, 21]])], 1)
         assert tokens(model, longer) == tokens(original, longer)
     finally:
