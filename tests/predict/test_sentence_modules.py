@@ -65,7 +65,7 @@ def test_an_artifact_encodes_as_a_sentence_transformer(embedder: tuple[Path, Any
 def test_a_saved_sentence_transformer_opens_again(embedder: tuple[Path, Any], tmp_path: Path) -> None:
     path, theirs = embedder
     infer.sentence_transformer(path).save_pretrained(str(tmp_path / "saved"))
-    again = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    again = SentenceTransformer(str(tmp_path / "saved"), device="cpu", trust_remote_code=True)
     close(again.encode(TEXTS, prompt_name="query"), theirs.encode(TEXTS, prompt_name="query"))
 
 
