@@ -30,6 +30,7 @@ __all__ = [
     "train_adapter",
 ]
 
+# More than `__all__`: what needs packages of extras, as the classes InferModelFor… do, is imported by name alone.
 _MODULE_OF = {
     "AdapterSettings": "tune.settings",
     "Budgets": "budgets",
@@ -41,19 +42,22 @@ _MODULE_OF = {
     "TensorSpec": "spec",
     "TrainSettings": "tune.settings",
     "compile": "live.compile",
+    "cross_encoder": "predict.sentence_modules",
     "distil": "tune.distillation.distil",
     "optimize": "live.optimize",
     "record": "live.recording",
     "replace": "live.recording",
     "restore": "live.recording",
     "search": "budget_search.run_search",
+    "sentence_transformer": "predict.sentence_modules",
     "train_adapter": "tune.adapter",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULE_OF:
-        return getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
+    module = "pretrained.classes" if name.startswith("InferModelFor") else _MODULE_OF.get(name)
+    if module is not None:
+        return getattr(import_module(f".{module}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -210,7 +210,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             "use of a language model: auto (generate where it can, else score), generate (refuse a model that "
-            "can't), score (whole sequences only)",
+            "can't), score (whole sequences only); of any folder of transformers: features (hidden states, without "
+            "the head)",
             group=LLM,
         ),
     ] = "auto"

@@ -17,7 +17,7 @@ ORDER = [
     "refused_backends", "plugins", "process", "machine", "device", "latency", "hub", "kernels", "preprocess",
     "families", "load",
     "attention", "graph", "fidelity", "onnx", "compress", "artifact", "llm", "tasks", "predict", "report", "tune",
-    "run", "live", "budget_search", "export", "bench", "serve", "cli", "__main__",
+    "run", "live", "pretrained", "budget_search", "export", "bench", "serve", "cli", "__main__",
 ]  # fmt: skip
 FILES = sorted((ROOT / "infer").rglob("*.py"))
 BACKENDS = sorted((ROOT / "backends").rglob("*.py"))

@@ -12,8 +12,10 @@ from ..spec import ALIASES, KV_DTYPES, parse_size
 
 COMPUTE_DTYPES = ("auto", "float32", "float16", "bfloat16", "tf32")
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?")
-# auto: generate where the model can, else score whole windows; generate: refuse a model that can't.
-TASKS = ("auto", "generate", "score")
+# auto: generate where the model can, else score whole windows; generate: refuse a model that can't; features: the
+# hidden states of a folder of transformers, whatever its own task is.
+HIDDEN_STATES = "features"
+TASKS = ("auto", "generate", "score", HIDDEN_STATES)
 # none: where a format needs it only; diagonal: columns weigh by their mean square; gptq: error feedback; guided: the
 # same with rows weighed by the gradients of the model's outputs.
 CALIBRATIONS = ("auto", "none", "diagonal", "gptq", "guided")

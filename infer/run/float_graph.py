@@ -14,6 +14,7 @@ from ..graph import capture, fixed_sizes
 from ..graph.program import Graph, OnnxGraph, StreamedGraph, TorchGraph
 from ..llm.step.step_shape import StepShape
 from ..load import module_copies
+from ..options.values import HIDDEN_STATES
 from ..plan import Plan
 from ..reporter import Reporter
 from ..results import ScoresOnly
@@ -97,7 +98,9 @@ def _mode(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -> LlmMode:
         from .find_llm_mode import find_mode
 
         return LlmMode(*find_mode(plan, loaded, reporter))
-    if plan.task != "auto":
+    if plan.task == HIDDEN_STATES and loaded.kind != "huggingface":
+        raise UsageError("--task features is for folders of transformers", where=plan.source)
+    if plan.task not in ("auto", HIDDEN_STATES):
         raise UsageError(f"--task {plan.task} is for language models, the task of this one is {loaded.task}")
     return LlmMode()
 

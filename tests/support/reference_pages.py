@@ -25,6 +25,9 @@ from infer.llm.engine.sampling.sampling_options import OPTIONS
 from infer.options import Field, command_line, fields, to_toml
 from infer.plan import Plan
 from infer.predict.generation_options import Options
+from infer.predict.sentence_modules import cross_encoder, sentence_transformer
+from infer.pretrained.classes import CLASSES
+from infer.pretrained.model import InferModel
 from infer.run.publish import Outcome
 from infer.serve.limits import ServeLimits
 from infer.serve.options import ServeOptions
@@ -200,6 +203,7 @@ def api_page() -> str:
         lines += _section(f"infer.{name}", getattr(infer, name))
         if name == "compile":
             lines += _section("CompiledModel", CompiledModel)
+    lines += _models()
     lines += [
         "",
         "## Generation options",
@@ -230,6 +234,20 @@ def api_page() -> str:
     for name in ("run", "start", "ServeOptions", "ServeLimits"):
         lines += _section(f"infer.serve.{name}", getattr(infer.serve, name))
     return "\n".join(lines) + "\n"
+
+
+def _models() -> Iterator[str]:
+    """List the classes for transformers and sentence-transformers."""
+    yield from ("", "## Models of transformers", "", *_doc(InferModel), "")
+    yield from (
+        "| class | called as | of artifacts of the task | `export=True` asks for |",
+        "|---|---|---|---|",
+    )
+    for kind in CLASSES.values():
+        asked = ", ".join(f'`{name}="{value}"`' for name, value in kind.asked.items())
+        yield f"| `infer.{kind.__name__}` | `{kind.auto_model_class.__name__}` | {kind.task} | {asked} |"
+    for function in (sentence_transformer, cross_encoder):
+        yield from _section(f"infer.{function.__name__}", function)
 
 
 def _section(name: str, thing: Any) -> Iterator[str]:

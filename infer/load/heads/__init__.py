@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from .build import attention_findings, build, choose, class_named, other_class
+from .build import attention_findings, base_class, build, choose, class_named, other_class
 from .dual_towers import choose_tower, whole_config, whole_finding, whole_meta
 from .inputs import input_specs, num_channels, size_bounds, wrap
 from .table import (
@@ -18,7 +18,7 @@ from .table import (
     candidates,
     no_task,
 )
-from .tensors import ANY_TENSORS, TENSORS, tensor_inputs, tensors_finding, wrap_tensors
+from .tensors import ANY_TENSORS, TENSORS, tensor_inputs, tensors_finding, without_pooler, wrap_tensors
 
 __all__ = [
     "ANY_TENSORS",
@@ -30,6 +30,7 @@ __all__ = [
     "Head",
     "architecture",
     "attention_findings",
+    "base_class",
     "build",
     "candidates",
     "choose",
@@ -45,6 +46,7 @@ __all__ = [
     "whole_config",
     "whole_finding",
     "whole_meta",
+    "without_pooler",
     "wrap",
     "wrap_tensors",
 ]

@@ -19,7 +19,7 @@ from ...errors import NotUsableError, SourceError
 from ...spec import Finding
 from ..model_patches.listed_children import with_live_lists
 from .image_decoders import encoder_decoder_class
-from .table import DUAL_TOWERS, MASK_SEGMENTERS, PRETRAINING, SERIES, SPANS, Head
+from .table import DUAL_TOWERS, EMBEDDINGS, MASK_SEGMENTERS, PRETRAINING, SERIES, SPANS, Head
 
 OTHER_MODALITIES = (
     *(
@@ -147,6 +147,11 @@ def model_class(head: Head, name: str, settings: Any) -> Any:
         return None
     found = mapping[type(settings)]
     return found[0] if isinstance(found, tuple) else found
+
+
+def base_class(name: str, settings: Any) -> Any:
+    """Return transformers' class of a model without its head, or None."""
+    return model_class(EMBEDDINGS[0], name, settings)
 
 
 def class_named(name: str, settings: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -66,6 +66,15 @@ def wrap_tensors(model: nn.Module, names: Sequence[str]) -> nn.Module:
     parameters = [inspect.Parameter(name, kind) for name in ("self", *names)]
     forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return type("TensorsModel", (TensorsModel,), {"forward": forward})(model).eval()  # type: ignore[no-any-return]
+
+
+def without_pooler(model: nn.Module, stored: Iterable[str]) -> list[Finding]:
+    """Leave out a pooler whose weights the checkpoint lacks, as that of a model with another head does."""
+    pooler = getattr(model, "pooler", None)
+    if pooler is None or not list(pooler.parameters()) or any("pooler." in name for name in stored):
+        return []
+    model.register_module("pooler", None)
+    return [Finding("load", "pooler", value=False, why="the checkpoint has no weights of it")]
 
 
 def tensor_inputs(
@@ -148,10 +157,11 @@ def _required(found: Any) -> set[str]:
     return {p.name for p in given if p.name != "self" and p.kind in kinds and p.default is p.empty}
 
 
-def tensors_finding(name: str, specs: Sequence[TensorSpec]) -> Finding:
-    """Report that a model runs without a task."""
+def tensors_finding(name: str, specs: Sequence[TensorSpec], *, asked: bool) -> Finding:
+    """Report that a model runs without a task; `asked`: as --task features says."""
     given = ", ".join(spec.format() for spec in specs)
-    return Finding("load", "task", "tensors", why=f"infer has no task for {name}; it takes {given}")
+    why = f"--task features: {name} without its head" if asked else f"infer has no task for {name}"
+    return Finding("load", "task", "tensors", why=f"{why}; it takes {given}")
 
 
 def _parameters(found: Any) -> list[str]:

@@ -12,6 +12,7 @@ from torch import nn
 
 from ...distribution import install
 from ...errors import NotUsableError, UnsafeSourceError
+from ...options.values import HIDDEN_STATES
 from ...plan import Plan
 from ...spec import DECODER_IDS, Finding, TensorSpec
 from .. import heads
@@ -52,6 +53,7 @@ CARRIED = (
     "generation_config.json",
     "config.json",
     "preprocessor_config.json",
+    "processor_config.json",
 )
 
 
@@ -81,6 +83,8 @@ def load_huggingface(plan: Plan, weights: Checkpoint | None = None, where: str =
         made, found = build_on_meta(lambda: heads.build(model_class, settings), name)
         if name.endswith("Model"):
             made = without_logits_bias(made)
+        if plan.task == HIDDEN_STATES:
+            found += heads.without_pooler(made, checkpoint)
         return compute_position_tables(made, list(checkpoint)), found, fix_frequencies(made)
 
     def wrap(model: nn.Module) -> nn.Module:
@@ -98,7 +102,11 @@ def load_huggingface(plan: Plan, weights: Checkpoint | None = None, where: str =
     fit = _match(wrapped, model, joined, plan.key, where or str(folder))
     apart = keep_apart(wrapped, model, fit, joined)
     findings += [*heads.attention_findings(model), *steps, *_unused_tensors(fit), *_kept_apart(apart)]
-    findings += [*chosen, *stored.findings(checkpoint), *_class_findings(part, head, model_class, given)]
+    findings += [
+        *chosen,
+        *stored.findings(checkpoint),
+        *_class_findings(plan, part, head, model_class, given),
+    ]
     inputs = given or heads.input_specs(wrapped, preprocessor)
     sizes = heads.size_bounds(plan, config, model, inputs)
     meta = metadata(config, head.task, sentence, sizes) | head_metadata(head, preprocessor, settings, folder)
@@ -163,13 +171,13 @@ def _open_stored(config: Mapping[str, Any], folder: Path, weights: Checkpoint | 
 
 
 def _class_findings(
-    part: ModelPart, head: heads.Head, model_class: type, given: tuple[TensorSpec, ...]
+    plan: Plan, part: ModelPart, head: heads.Head, model_class: type, given: tuple[TensorSpec, ...]
 ) -> list[Finding]:
     """Return why this part of the folder and this class were chosen, where that is not the usual one."""
     found = [] if part.tower is None else [part.tower.finding(part.name)]
     found += [heads.whole_finding()] if head == heads.DUAL_TOWERS else []
     if given:
-        return [*found, heads.tensors_finding(part.name, given)]
+        return [*found, heads.tensors_finding(part.name, given, asked=plan.task == HIDDEN_STATES)]
     return [*found, *heads.other_class(part.name, model_class)]
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from ... import families
 from ...errors import SourceError
 from ...library_errors import first_sentence
+from ...options.values import HIDDEN_STATES
 from ...plan import Plan
 from ...spec import TensorSpec
 from .. import heads
@@ -56,6 +57,8 @@ def choose_class(
     plan: Plan, part: ModelPart, folder: Path, refusal: SourceError | None
 ) -> tuple[heads.Head, type, tuple[TensorSpec, ...]]:
     """Return the head, the class of the model and, of one without a task, its inputs; raises `SourceError`."""
+    if plan.task == HIDDEN_STATES:
+        return _hidden_states(plan, part, folder)
     if refusal is None:
         try:
             return *heads.choose(part.heads, part.name, part.settings, folder), ()
@@ -67,6 +70,17 @@ def choose_class(
     automatic = part.heads == (heads.ANY_TENSORS,)
     given = heads.tensor_inputs(plan, found, part.settings, refusal, automatic=automatic)
     return heads.TENSORS, found, given
+
+
+def _hidden_states(
+    plan: Plan, part: ModelPart, folder: Path
+) -> tuple[heads.Head, type, tuple[TensorSpec, ...]]:
+    """Return the model without its head, as a function of tensors; `SourceError` where its inputs are unknown."""
+    where, found = str(folder / "config.json"), heads.base_class(part.name, part.settings)
+    if found is None:
+        raise SourceError(f"transformers has no base model for {part.name}", where=where)
+    unknown = SourceError(f"the inputs of {found.__name__} do not follow from its configuration", where=where)
+    return heads.TENSORS, found, heads.tensor_inputs(plan, found, part.settings, unknown, automatic=True)
 
 
 def choose_part(
