@@ -25,11 +25,7 @@ POLL = 0.5  # seconds between looks at an artifact that another process is makin
 
 
 def cached_artifact(
-    plan: Plan,
-    source_digest: str,
-    name: str,
-    make: Callable[[Path], object],
-    reporter: Reporter | None = None,
+    plan: Plan, source_digest: str, name: str, make: Callable[[Path], object], reporter: Reporter | None = None
 ) -> Path:
     """Return the artifact of `plan` in the user's cache; where there is none, `make` is called with its path.
 
