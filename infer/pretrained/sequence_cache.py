@@ -24,7 +24,7 @@ Tokens = list[int]
 
 
 class Origin(NamedTuple):
-    """Point from which a sequence goes on: `done` tokens of sequence `row` of the call before; -1: it is new."""
+    """Beginning of a sequence: `done` tokens of sequence `row` of the call before; -1: it is new."""
 
     row: int = -1
     done: int = 0
