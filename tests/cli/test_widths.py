@@ -24,7 +24,9 @@ FACTS = {
 }
 ROWS = [
     Finding("machine", "isa", "avx2"),
-    Finding("backend", "openvino", "no", why="openvino is not installed (pip install 'infer-engine[openvino]')"),
+    Finding(
+        "backend", "openvino", "no", why="openvino is not installed (pip install 'infer-engine[openvino]')"
+    ),
     Finding("version", "conflict", "torch 2.13.0", why=f"pip install 'torch<3' into /home/{LONG}"),
 ]
 

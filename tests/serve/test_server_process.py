@@ -230,4 +230,6 @@ try:
 except Exception as error:
     print(type(error).__name__, error)
 """
-    assert run_python(code).strip() == "NotUsableError serving needs uvicorn. pip install 'infer-engine[serve]'"
+    assert (
+        run_python(code).strip() == "NotUsableError serving needs uvicorn. pip install 'infer-engine[serve]'"
+    )
