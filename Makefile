@@ -12,9 +12,10 @@ demo:
 	@$(MAKE) --no-print-directory --jobs=2 $(DEMO) kernels
 	@$(RUN) models/demo.py
 
-COMPILE := $(RUN) -c 'from infer.kernels import cpu; print(cpu.why_not() or "native kernels are compiled")'
+COMPILE := $(RUN) -c 'from infer.kernels import cpu; \
+	cpu.built() or print("compiling the native kernels: a minute or more, once", flush=True); \
+	print(cpu.why_not() or "native kernels are compiled")'
 kernels: $(CORE)
-	@echo "compiling the native kernels for this CPU: about a minute, once"
 	@$(COMPILE)
 
 # A worker more than the cores that it was tuned for: tests of servers wait most of their time, for processes that start,
