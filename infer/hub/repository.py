@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import paths
+from ..distribution import install
 from ..errors import InferError, NotUsableError, ResourceError, SourceError
 from ..library_errors import as_resource_error
 from ..library_errors import describe as described
@@ -107,7 +108,7 @@ def describe(name: HubName) -> dict[str, Any]:
 
 def _library() -> Any:
     """Import huggingface_hub; raise `NotUsableError` where it is absent or too old."""
-    hint = "pip install 'infer[hf]', or download the model and give its path"
+    hint = f"{install('hf')}, or download the model and give its path"
     if find_spec("huggingface_hub") is None:
         raise NotUsableError("a model by its name on the Hub needs huggingface_hub", hint=hint)
     import huggingface_hub

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+from ..distribution import install
 from ..errors import NotUsableError
 
 for _package in ("optimum", "transformers"):
     if find_spec(_package) is None:
         raise NotUsableError(
-            f"models of transformers need the package {_package}", hint="pip install 'infer[optimum]'"
+            f"models of transformers need the package {_package}", hint=install("optimum")
         )
