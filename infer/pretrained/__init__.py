@@ -12,6 +12,4 @@ from ..errors import NotUsableError
 
 for _package in ("optimum", "transformers"):
     if find_spec(_package) is None:
-        raise NotUsableError(
-            f"models of transformers need the package {_package}", hint=install("optimum")
-        )
+        raise NotUsableError(f"models of transformers need the package {_package}", hint=install("optimum"))

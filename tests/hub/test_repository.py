@@ -196,7 +196,7 @@ def test_a_full_disk_is_said_before_anything_is_downloaded(
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repository, "find_spec", lambda name: None)
-    with pytest.raises(NotUsableError, match=r"needs huggingface_hub.*infer\[hf\]"):
+    with pytest.raises(NotUsableError, match=r"needs huggingface_hub.*infer-engine\[hf\]"):
         fetch_source("org/m")
 
 
