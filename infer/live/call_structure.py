@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import functools
 import inspect
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,6 +172,18 @@ def _unique(place: str, taken: Sequence[str], *, alone: bool) -> str:
     while name in taken:
         name += "_"
     return name
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """List the tensors of a value, in order, whatever else is in it."""
+    return [leaf for leaf in pytree.tree_leaves(_opened(value)) if isinstance(leaf, Tensor)]
+
+
+def copied(value: Any, of_tensor: Callable[[Tensor], Tensor]) -> Any:
+    """Copy the containers of a value, its tensors by `of_tensor`; any other object in it is shared."""
+    leaves, spec = pytree.tree_flatten(_opened(value))
+    own = [of_tensor(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    return pytree.tree_unflatten(own, spec)
 
 
 class CallReader:

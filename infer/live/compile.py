@@ -136,7 +136,7 @@ def _compile(
 
 def own_module(model: Any) -> nn.Module:
     """Return the module that a user wrote, out of the wrappers of torch.compile and DataParallel; or `UsageError`."""
-    while isinstance(model, nn.DataParallel | torch._dynamo.OptimizedModule):
+    while isinstance(model, nn.DataParallel) or hasattr(model, "_orig_mod"):
         model = model.module if isinstance(model, nn.DataParallel) else model._orig_mod
     if isinstance(model, CompiledModel):
         model = model.original
@@ -220,9 +220,7 @@ def _variant(
         make(place := output)
     variant = _opened(source, place)
     reason = _difference(source, variant)
-    if (
-        reason and not made
-    ):  # the model computes something else than when it was made: code that no digest sees
+    if reason and not made:  # code that no digest sees computes something else than when it was made
         variant.predictor.close()
         make(place, again=True)
         variant = _opened(source, place)

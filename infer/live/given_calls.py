@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import UsageError
 from ..library_errors import describe
-from .call_structure import CallReader
+from .call_structure import CallReader, copied, tensors_of
 
 MOST_CALLS = 64  # that are read of a loader
 MOST_BYTES = 256 << 20
@@ -32,8 +32,13 @@ class Call:
     @property
     def num_bytes(self) -> int:
         """Bytes of its tensors."""
-        leaves = pytree.tree_leaves((self.args, dict(self.kwargs)))
-        return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
+        return sum(tensor.nbytes for tensor in tensors_of((self.args, dict(self.kwargs))))
+
+    def copied(self, *, tensors: bool = False) -> Call:
+        """Return the call with containers of its own, and with tensors of its own where asked for."""
+        value = (self.args, dict(self.kwargs))
+        args, kwargs = copied(value, lambda tensor: tensor.detach().clone() if tensors else tensor)
+        return Call(args, kwargs)
 
 
 def given_calls(module: nn.Module, data: Any, select: Callable[[Any], Any] | None) -> list[Call]:
@@ -94,8 +99,9 @@ def _first_taken(module: nn.Module, readings: Sequence[Call]) -> int:
     refusals: list[str] = []
     for index, call in enumerate(readings):
         try:
+            own = call.copied()  # a module may write into the dicts that it is given
             with torch.no_grad():
-                module(*call.args, **call.kwargs)
+                module(*own.args, **own.kwargs)
         except Exception as error:  # noqa: BLE001 - it is the model that says what it takes
             refusals.append(describe(error))
         else:

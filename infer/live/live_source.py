@@ -20,7 +20,7 @@ from ..load.sources.python_sources import module_in_memory
 from ..load.weights.file_blocks import raw_bytes
 from ..plan import Plan
 from ..spec import BATCH, Finding
-from .call_structure import CallReader, Structure, take_apart
+from .call_structure import CallReader, Structure, UnsupportedValueError, take_apart
 from .flat_module import flat_module
 from .symbolic_sizes import find_sizes
 
@@ -67,10 +67,7 @@ class LiveSource:
 def _code_of(kind: type) -> str:
     try:
         return inspect.getsource(kind)
-    except (
-        OSError,
-        TypeError,
-    ):  # made by a program, as in some notebooks: the self-test still tells another model
+    except (OSError, TypeError):  # made by a program: the check on the user's calls tells another model
         return kind.__qualname__
 
 
@@ -82,9 +79,21 @@ def live_source(
     The module keeps its weights, device, dtype and mode: a copy of its layers, which shares them, is captured. Raises
     `UsageError` for what it returns besides tensors and constants.
     """
-    first, named = CallReader(module).arguments(structure, calls[0])
+    own = [tensor.clone() for tensor in calls[0]]
+    first, named = CallReader(module).arguments(structure, own)
     with torch.no_grad():
-        returned, outputs = take_apart(module(*first, **named), "output")
+        answer = module(*first, **named)
+    try:
+        returned, outputs = take_apart(answer, "output")
+    except UnsupportedValueError as error:
+        hint = "Give calls that return tensors and constants alone (of transformers: use_cache=False)"
+        raise UsageError(f"{type(module).__name__}: {error.message}", hint=hint) from error
+    for name, given, after in zip(structure.names, calls[0], own, strict=True):
+        if not torch.equal(given.nan_to_num(), after.nan_to_num()):
+            raise NotUsableError(
+                f"{type(module).__name__} writes into its argument {name}, which an artifact does not",
+                hint="Let it return what it computes",
+            )
     if not outputs:
         raise UsageError(f"{type(module).__name__} returns no tensor")
     float_module = _float_copy(module)

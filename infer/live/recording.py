@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
 from ..errors import GateError, NotUsableError, UsageError
 from ..reporter import Reporter
+from .call_structure import tensors_of
 from .compile import compile as compile_model
 from .compiled_model import CompiledModel
 from .given_calls import Call
@@ -74,8 +74,7 @@ class _Sample:
 
     def add(self, call: Call) -> None:
         self.seen += 1
-        leaves = pytree.tree_leaves((call.args, dict(call.kwargs)))
-        shape = tuple(tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor))
+        shape = tuple(tuple(tensor.shape) for tensor in tensors_of((call.args, dict(call.kwargs))))
         half, size = max(1, self.most_calls // 2), call.num_bytes
         room = self.most_bytes - sum(kept.num_bytes for kept in self.calls)
         if self.seen == 1 or (shape not in self.by_shape and len(self.by_shape) < half and size <= room):
@@ -89,12 +88,9 @@ class _Sample:
 
 
 def _copied(call: Call) -> Call:
-    """Copy the tensors of a call: the program may write into them."""
+    """Copy a call: the program may write into its tensors and dicts."""
     with torch.inference_mode(False), torch.no_grad():
-        args, kwargs = pytree.tree_map_only(
-            Tensor, lambda value: value.detach().clone(), (call.args, dict(call.kwargs))
-        )
-    return Call(args, kwargs)
+        return call.copied(tensors=True)
 
 
 @contextmanager

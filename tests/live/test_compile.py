@@ -262,11 +262,23 @@ class Holder:
     value = 1.0
 
 
+class Caching(nn.Module):
+    def forward(self, x):
+        return {"y": x * 2, "cache": Holder()}
+
+
+class Writing(nn.Module):
+    def forward(self, x):
+        return x.add_(1.0) * 2
+
+
 REFUSED = [
     (TwoArguments(), None, {}, UsageError, "the inputs of the model are not known: its forward takes x, y"),
     (lambda x: x, torch.ones(1), {}, UsageError, "expected an nn.Module, got function"),
     (Branching(), torch.ones(2, 3), {}, NotUsableError, "its code asks for the value of a tensor"),
     (Holding(), (torch.ones(2, 3), Holder()), {}, UsageError, "argument cache is of type Holder"),
+    (Caching(), torch.ones(2, 3), {}, UsageError, "Caching: output cache is of type Holder"),
+    (Writing(), torch.ones(2, 3), {}, NotUsableError, "Writing writes into its argument x"),
     (linear().eval(), torch.ones(2, 6), {"quant": "int9"}, UsageError, "int9"),
     (linear().eval(), torch.ones(2, 6), {"colour": 1}, UsageError, "colour"),
     (nn.Linear(2, 2, device="meta"), torch.ones(2, 2), {}, UsageError, "has no weights"),

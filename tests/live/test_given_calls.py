@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import UserDict
+
 import numpy as np
 import pytest
 import torch
@@ -119,3 +121,16 @@ def test_an_exception_of_the_data_itself_is_told_as_such() -> None:
 def test_a_numpy_dict_becomes_tensors() -> None:
     (call,) = given_calls(TwoInputs(), {"x": np.ones((2, 3), np.float32)}, None)
     assert call.kwargs["x"].dtype is torch.float32
+
+
+class WritingIntoDicts(nn.Module):
+    def forward(self, features):
+        features["embedding"] = features["x"] * 2
+        return features
+
+
+def test_what_a_module_writes_into_its_dict_is_no_argument_of_the_call() -> None:
+    rows = [({"x": X},), (UserDict(x=X),)]
+    for row in rows:
+        (call,) = given_calls(WritingIntoDicts(), [row], None)
+        assert list(call.args[0]) == ["x"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import UserDict
+
 import pytest
 import torch
 from torch import nn
@@ -117,8 +119,17 @@ def test_recorded_tensors_are_those_of_the_moment_of_the_call() -> None:
         module(value)
         value.zero_()
     module(torch.ones(3))  # outside the block
+    with infer.record(Marking()) as marked:
+        marked.modules[0](UserDict(x=value))
+    assert list(marked.of(marked.modules[0])[0].args[0]) == ["x"]
     (call,) = calls.of(module)
     assert call.args[0].tolist() == [1, 1, 1]
+
+
+class Marking(nn.Module):
+    def forward(self, features):
+        features["seen"] = features["x"]
+        return features
 
 
 def test_modules_that_were_not_recorded_or_are_elsewhere_are_named() -> None:
