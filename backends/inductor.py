@@ -37,6 +37,7 @@ COMPILES = True  # lowering takes half a minute: `infer/run/compilation_bounds.p
 LAYERS_AS = "eager"
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 PACKAGE = "compiled/model.pt2"
+MODEL, RUNNERS = "model", 1  # in a package: the name of its only model, and how many calls it runs at once
 PACKINGS = "compiled/packed.json"
 FRAGMENTS = "compiled/fragments.json"
 ATTENTION_LENGTH = "compiled/attention_length.json"
@@ -149,8 +150,6 @@ def _device_index(device: str) -> int:
 
 class Runner:
     def __init__(self, folder: Path, device: str) -> None:
-        import torch._inductor
-
         from infer.kernels.cpu import weight_layout
         from infer.kernels.gpu import fragment_packing
 
@@ -175,31 +174,31 @@ class Runner:
         with quiet():
             # One thread at a time calls it (the lock below); the events by which it would tell threads apart can't
             # be asked while a CUDA graph is recorded.
-            self._model = torch._inductor.aoti_load_package(
-                str(folder / PACKAGE),
-                run_single_threaded=device.startswith("cuda"),
-                device_index=_device_index(device),
+            # `torch._inductor.aoti_load_package` does the same, and imports the compiler first: half of the seconds and
+            # a hundred megabytes of a process that opens an artifact.
+            self._model = torch._C._aoti.AOTIModelPackageLoader(  # type: ignore[attr-defined]
+                str(folder / PACKAGE), MODEL, device.startswith("cuda"), RUNNERS, _device_index(device)
             )
         wanted = self._model.get_constant_fqns()
         absent = [name for name in wanted if name not in self._weights]
         if absent:
             raise ArtifactError(f"weights are missing: {', '.join(absent[:5])}", where=str(folder))
-        self._model.load_constants(
-            {name: self._weights[name] for name in wanted}, check_full_update=True, user_managed=True
-        )
+        other_copy, all_of_them, ours_to_keep = False, True, True
+        constants = {name: self._weights[name] for name in wanted}
+        self._model.load_constants(constants, other_copy, all_of_them, ours_to_keep)
         self._order = self._input_order()
         self._lock = threading.Lock()
 
     def _input_order(self) -> list[str]:
         """Return the input names in the package's order; the package itself takes 0.1 ms per call to find it."""
-        call_spec, _ = self._model.loader.get_call_spec()
+        call_spec, _ = self._model.get_call_spec()
         named = {spec.keyword: spec.name for spec in self.inputs}
         return list(reorder_kwargs(named, pytree.treespec_loads(call_spec)).values())
 
     def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         moved = [inputs[name].to(self._device).contiguous() for name in self._order]
         with self._lock, torch.no_grad():
-            outputs = flatten(self._model.loader.boxed_run(moved))
+            outputs = flatten(self._model.boxed_run(moved))
         return dict(zip((o.name for o in self.outputs), outputs, strict=True))
 
     def close(self) -> None:

@@ -215,10 +215,8 @@ def import_libraries(backend: str) -> Imported:
     with PeakMemory() as importing:
         start = time.perf_counter()
         module = plugins.get("backends", backend)
-        if not module.PORTABLE:
+        if not module.PORTABLE and not getattr(module, "COMPILES", False):
             importlib.import_module("torch.export.pt2_archive")
-        if getattr(module, "COMPILES", False):
-            importlib.import_module("torch._inductor")  # which its packages are opened with
         seconds = time.perf_counter() - start
     return Imported(importing.before, seconds)
 
