@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 # Torch's cache of fake tensors takes longer to fill than it spares where a model has one layer: a fifth of an export.
 os.environ.setdefault("TORCH_FAKE_TENSOR_DISPATCH_CACHE", "0")
+os.environ["HF_HUB_OFFLINE"] = "1"  # read once, when huggingface_hub is imported
 os.environ.setdefault("INFER_NATIVE", "all")  # tests compare the instruction sets that users do not compile
 
 import pytest
@@ -124,7 +125,6 @@ def private_folders(tmp_path_factory: pytest.TempPathFactory, of_the_run: Path) 
     (folder / "cache" / "inductor").symlink_to(of_the_run / "inductor")  # of which it locks what it writes
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("INFER_CACHE", str(folder / "cache"))
-        patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setenv(
             "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0"
         )  # code that calls kernels; it compiles faster
