@@ -29,7 +29,9 @@ def test_a_known_foreign_backend_is_refused_with_a_replacement(name: str) -> Non
 
 
 def test_every_torch_compile_backend_is_known_or_refused() -> None:
-    registered = set(torch._dynamo.list_backends(exclude_tags=())) - {"infer"}  # our own, where it is installed
+    registered = set(torch._dynamo.list_backends(exclude_tags=())) - {
+        "infer"
+    }  # our own, where it is installed
     known = {*REPLACEMENTS, *plugins.names("backends")}
     assert [n for n in registered if n not in known and not any(w in n for w in OF_TORCHS_OWN_TESTS)] == []
 
