@@ -225,7 +225,13 @@ def flags(command: str) -> list[str]:
 def test_generate_and_chat_have_every_sampling_flag() -> None:
     shared = ["--kv-memory", "--max-tokens", "--min-p", "--repetition-penalty", "--seed", "--stop"]
     shared += ["--temperature", "--threads", "--top-k", "--top-p", "--trust-code"]
-    shared += ["--backend", "--data", "--dtype", "--max-length", "--quant"]  # of a source that is optimized first
+    shared += [
+        "--backend",
+        "--data",
+        "--dtype",
+        "--max-length",
+        "--quant",
+    ]  # of a source that is optimized first
     own = [
         "--choice",
         "--ignore-eos",
