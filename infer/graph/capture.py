@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -224,21 +224,36 @@ def check_input_names(module: nn.Module, inputs: tuple[TensorSpec, ...], remedy:
 
 def in_dtype(module: nn.Module, inputs: tuple[TensorSpec, ...], dtype: torch.dtype) -> nn.Module:
     """Wrap `module` to compute in `dtype` (float16, bfloat16); float inputs and outputs stay float32."""
-    names = [spec.keyword for spec in inputs]
 
-    def forward(self: nn.Module, *args: Tensor, **named: Tensor) -> Any:
-        arguments = {**dict(zip(names, args, strict=False)), **named}
+    def call(model: nn.Module, arguments: Mapping[str, Tensor]) -> Any:
         cast = {
             name: value.to(dtype) if value.is_floating_point() else value for name, value in arguments.items()
         }
-        return pytree.tree_map_only(Tensor, _to_float32, self.model(**cast))  # type: ignore[operator]
+        return pytree.tree_map_only(Tensor, _to_float32, model(**cast))
+
+    return wrapped("InDtype", module.to(dtype), [spec.keyword for spec in inputs], call)
+
+
+def wrapped(
+    kind: str,
+    model: nn.Module,
+    names: Sequence[str],
+    call: Callable[[nn.Module, Mapping[str, Tensor]], Any],
+) -> nn.Module:
+    """Wrap `model` in a module, of a class called `kind`, whose forward takes tensors by `names` and returns what
+    `call` makes of the model and them.
+    """
+
+    def forward(self: nn.Module, *args: Tensor, **named: Tensor) -> Any:
+        return call(self.model, {**dict(zip(names, args, strict=False)), **named})  # type: ignore[arg-type]
 
     # The exporter reads the names of the inputs from the signature.
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    parameters = [inspect.Parameter(name, kind) for name in ("self", *names)]
+    by_name = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter(name, by_name) for name in ("self", *names)]
     forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapper = type("InDtype", (nn.Module,), {"forward": forward})()
-    wrapper.model = module.to(dtype)
+    wrapper = type(kind, (nn.Module,), {"forward": forward})()
+    wrapper.model = model
+    wrapper.training = model.training
     return wrapper
 
 

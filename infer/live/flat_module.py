@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
-from typing import Any
+from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from ..graph.capture import wrapped
 from .call_structure import CallReader, Structure, take_apart
 
 
 def flat_module(module: nn.Module, structure: Structure) -> nn.Module:
     """Wrap `module`: tensors by the names of `structure` in, the tuple of its output tensors back."""
-    names, reader = structure.names, CallReader(module)
+    reader = CallReader(module)
 
-    def forward(self: nn.Module, *args: Tensor, **named: Tensor) -> tuple[Tensor, ...]:
-        given = {**dict(zip(names, args, strict=False)), **named}
-        positional, keywords = reader.arguments(structure, [given[name] for name in names])
-        _, outputs = take_apart(self.model(*positional, **keywords), "output")  # type: ignore[operator]
+    def call(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        positional, named = reader.arguments(structure, [tensors[name] for name in structure.names])
+        _, outputs = take_apart(model(*positional, **named), "output")
         return tuple(outputs)
 
-    kind = (
-        inspect.Parameter.POSITIONAL_OR_KEYWORD
-    )  # the exporter reads the names of inputs from the signature
-    parameters = [inspect.Parameter(name, kind) for name in ("self", *names)]
-    forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapper: Any = type(type(module).__name__, (nn.Module,), {"forward": forward})()
-    wrapper.model = module
-    wrapper.training = module.training
-    return wrapper
+    return wrapped(type(module).__name__, module, structure.names, call)
