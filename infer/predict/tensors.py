@@ -70,10 +70,7 @@ class CheckedRunner:
         CPU. Raises `InputError` with the input, what was expected and what came, and `UsageError` after `close`.
         """
         plain = type(inputs) is dict
-        if plain and self._run_arrays is not None and (arrays := self._fitting.arrays(inputs)) is not None:
-            with self._lock:
-                self._check_open()
-                results = self._run_arrays(arrays)
+        if plain and (results := self._as_arrays(inputs)) is not None:
             if any(type(value) is Tensor for value in inputs.values()):
                 return {name: torch.from_numpy(value) for name, value in results.items()}
             return results
@@ -108,10 +105,8 @@ class CheckedRunner:
 
     def run_fitting(self, named: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         """Return the outputs of one call, on the CPU; None for inputs that the model does not take."""
-        if self._run_arrays is not None and (arrays := self._fitting.arrays(named)) is not None:
-            with self._lock:
-                self._check_open()
-                return {name: torch.from_numpy(array) for name, array in self._run_arrays(arrays).items()}
+        if (results := self._as_arrays(named)) is not None:
+            return {name: torch.from_numpy(array) for name, array in results.items()}
         if (fitting := self._fitting.tensors(named)) is not None:
             return self._run(fitting)
         try:
@@ -119,6 +114,14 @@ class CheckedRunner:
         except InputError:
             return None
         return self._run_pieces(checked)
+
+    def _as_arrays(self, named: Mapping[str, Array]) -> dict[str, np.ndarray] | None:
+        """Run inputs that fit as arrays of numpy; None where the runner computes with tensors, or one does not fit."""
+        if self._run_arrays is None or (arrays := self._fitting.arrays(named)) is None:
+            return None
+        with self._lock:
+            self._check_open()
+            return self._run_arrays(arrays)
 
     def session(self, shared: Mapping[str, Any] | None = None) -> Session:
         """Begin a sequence: each call of the session gets the state that the one before returned, the first zeros.
