@@ -32,6 +32,9 @@ def infer_backend(graph: fx.GraphModule, examples: Sequence[Any], **given: Any) 
     tensors = [i for i, value in enumerate(examples) if isinstance(value, Tensor) and i not in weights]
     if not tensors:
         return graph.forward
+    if any(weight.is_inference() for weight in weights.values()):
+        _warn("its weights were made under inference_mode, where no change of them can be noticed")
+        return graph.forward
     try:
         with torch._guards.tracing(None):
             bound = _bound(graph, examples, weights)
@@ -41,10 +44,10 @@ def infer_backend(graph: fx.GraphModule, examples: Sequence[Any], **given: Any) 
     except (GateError, NotUsableError, ResourceError, UsageError) as error:
         _warn(str(error))
         return graph.forward
-    versions = {i: _version(weight) for i, weight in weights.items()}
+    versions = {i: weight._version for i, weight in weights.items()}
 
     def run(*args: Any) -> Any:
-        if any(args[i] is not weight or _version(weight) != versions[i] for i, weight in weights.items()):
+        if any(args[i] is not weight or weight._version != versions[i] for i, weight in weights.items()):
             _warn("weights were changed after it was compiled")
             return graph.forward(*args)
         return compiled(*(args[i] for i in tensors))
@@ -60,10 +63,6 @@ def _is_weight(node: fx.Node, value: Any) -> bool:
     """Return true for a parameter or buffer of a module, which dynamo gives to its graphs as an argument."""
     described = node.meta.get("tensor_dict") or {}
     return isinstance(value, nn.Parameter) or "_dynamo_static_input_type" in described
-
-
-def _version(weight: Tensor) -> int:
-    return 0 if weight.is_inference() else weight._version
 
 
 def _bound(graph: fx.GraphModule, examples: Sequence[Any], weights: dict[int, Tensor]) -> fx.GraphModule:
