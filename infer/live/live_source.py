@@ -15,6 +15,7 @@ from ..errors import NotUsableError, UsageError
 from ..load.input_specs import SIDE, resolve_inputs
 from ..load.loaded_model import LoadedModel
 from ..load.module_copies import copy_structure
+from ..load.samples import inputs_of_ours
 from ..load.samples.read_samples import digest_of
 from ..load.sources.python_sources import module_in_memory
 from ..load.weights.file_blocks import raw_bytes
@@ -128,8 +129,8 @@ def without_calls(module: nn.Module, plan: Plan) -> tuple[Structure, list[list[T
         )
     calls = []
     for length in (SIDE, 2 * SIDE):  # of a size that the layers leave open
-        sizes = [size if isinstance(size, int) else 2 if size == BATCH else length for size in spec.shape]
-        structure, tensors = CallReader(module).read((torch.zeros(sizes, dtype=spec.torch_dtype),), {})
+        sizes = {size: length for size in spec.shape if isinstance(size, str)} | {BATCH: 2}
+        structure, tensors = CallReader(module).read((inputs_of_ours.some([spec], sizes)[spec.name],), {})
         calls.append(tensors)
     return structure, calls
 
