@@ -18,6 +18,7 @@ from ..results import ScoresOnly
 from ..sanitize import sanitize_values
 from ..spec import NAMES, Choice, Finding, Joins, LayerChoice, TensorSpec
 
+BESIDE = "model.infer"  # an artifact in a folder that another library wrote: configuration and tokenizer lie beside it
 FORMAT = 4  # the only one that is read: others lack what decides
 MANIFEST = "manifest.json"
 REPORT = "report.json"

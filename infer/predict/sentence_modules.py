@@ -16,10 +16,10 @@ from sentence_transformers.base.modules import InputModule
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from ..artifact.manifest import BESIDE
 from ..errors import UsageError
 from .predictor import Predictor
 
-ARTIFACT = "model.infer"  # in a folder that sentence-transformers wrote
 OUTPUTS = {"embedding": "sentence_embedding", "classification": "scores"}
 ACTIVATIONS = {"sigmoid": nn.Sigmoid, "tanh": nn.Tanh, "identity": nn.Identity, "softmax": nn.Softmax}
 
@@ -59,7 +59,7 @@ class ArtifactModule(InputModule):
 
     def save(self, output_path: str, *values: Any, **options: Any) -> None:
         """Copy the artifact into the folder."""
-        shutil.copytree(self.predictor.path, Path(output_path, ARTIFACT))
+        shutil.copytree(self.predictor.path, Path(output_path, BESIDE))
 
     @classmethod
     def load(cls, model_name_or_path: str, subfolder: str = "", **options: Any) -> Self:  # type: ignore[override]
@@ -67,7 +67,7 @@ class ArtifactModule(InputModule):
         hub: dict[str, Any] = {
             name: options.get(name) for name in ("token", "cache_folder", "revision", "local_files_only")
         }
-        found = cls.load_dir_path(model_name_or_path, subfolder=str(Path(subfolder, ARTIFACT)), **hub)
+        found = cls.load_dir_path(model_name_or_path, subfolder=str(Path(subfolder, BESIDE)), **hub)
         return cls(Predictor.load(str(found), trust_code=bool(options.get("trust_remote_code"))))
 
 

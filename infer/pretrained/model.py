@@ -17,16 +17,13 @@ from transformers import PretrainedConfig
 from transformers.utils import ModelOutput
 
 from ..artifact.artifact_cache import cached_artifact, digest_of_files
-from ..artifact.manifest import MANIFEST
+from ..artifact.manifest import BESIDE, MANIFEST
 from ..errors import InputError, UsageError, unknown
 from ..load.sources.huggingface import CARRIED
 from ..plan import Plan
 from ..predict.predictor import Predictor
 from ..run.stages import optimize
 
-ARTIFACT = (
-    "model.infer"  # in a folder that `save_pretrained` wrote, beside the configuration and the tokenizer
-)
 PLAN_FIELDS = tuple(name for name in Plan.__struct_fields__ if name != "source")
 OPENING = ("device", "threads", "trust_code")  # options of `from_pretrained` for an artifact
 MODALITIES = {"pixel_values": "image", "input_values": "audio", "input_features": "audio"}
@@ -168,7 +165,7 @@ class InferModel(OptimizedModel):
     def _save_pretrained(self, save_directory: str | Path) -> None:
         """Copy the artifact into the folder, and what tokenizers and processors are read from beside it."""
         folder, place = Path(save_directory), self.predictor.path
-        shutil.copytree(place, folder / ARTIFACT)
+        shutil.copytree(place, folder / BESIDE)
         for name in CARRIED:
             if name != self.config_name and (place / name).is_file():
                 shutil.copyfile(place / name, folder / name)
@@ -190,7 +187,7 @@ class InferModel(OptimizedModel):
 
 def _artifact_in(folder: Path) -> Path | None:
     """Return the artifact of a folder: itself or the one that `save_pretrained` put there; None without one."""
-    return next((place for place in (folder, folder / ARTIFACT) if (place / MANIFEST).is_file()), None)
+    return next((place for place in (folder, folder / BESIDE) if (place / MANIFEST).is_file()), None)
 
 
 def _folder(model_id: str | Path, options: dict[str, Any]) -> Path:
