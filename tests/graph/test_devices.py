@@ -168,11 +168,11 @@ def test_a_package_is_loaded_on_the_gpu_it_is_opened_on(
 ) -> None:
     given: list[int] = []
 
-    def load(path: str, *, run_single_threaded: bool, device_index: int) -> None:
+    def load(path: str, model: str, single_threaded: bool, runners: int, device_index: int) -> None:
         given.append(device_index)
         raise LookupError
 
-    monkeypatch.setattr(torch._inductor, "aoti_load_package", load)
+    monkeypatch.setattr(torch._C._aoti, "AOTIModelPackageLoader", load)
     monkeypatch.setattr(storage, "load_signature", lambda folder: SimpleNamespace(inputs=(), outputs=()))
     monkeypatch.setattr(storage, "load_weights", lambda folder, device: {})
     with pytest.raises(LookupError):

@@ -51,9 +51,10 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class ToolDelta(msgspec.Struct, frozen=True):
-    """Content, or a part of call number `index`: its first one carries `id` and `name`."""
+    """Content, reasoning, or a part of call number `index`: its first one carries `id` and `name`."""
 
     content: str = ""
+    reasoning: str = ""
     index: int | None = None
     id: str | None = None
     name: str | None = None
