@@ -6,10 +6,10 @@ sequences of one call, counts places in the concatenated tokens instead of posit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator
 
-from .schedule_run import ScheduleRun
+from .schedule_run import Call, Schedule, ScheduleRun
 
 TOKENS = 72  # of the first window, two pages and a quarter
 SHORTER = 45  # of the second
@@ -19,98 +19,89 @@ LATE_TOKENS = 24  # at its end, of which each is judged
 CHUNKS = (3, 1, 14, 2, 29, 5, 11)  # tokens a chunk, over and over
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """One way to compute sequences. `sequences`: the window of each sequence that is played."""
-
-    name: str
-    words: str
-    sequences: tuple[int, ...]
-    play: Callable[[ScheduleRun], None]
+def tokens(*new: tuple[int, int], last: bool = False) -> Call:
+    """Return a call that gives each (sequence, tokens) so many more tokens."""
+    return Call(new, last)
 
 
-def prefill(play: ScheduleRun) -> None:
+def prefill(play: ScheduleRun) -> Iterator[Call]:
     for index in range(len(play.sequences)):
-        play.step((index, play.left(index)))
+        yield tokens((index, play.left(index)))
 
 
-def _decode(play: ScheduleRun) -> None:
+def _decode(play: ScheduleRun) -> Iterator[Call]:
     """Decode from nothing, across the end of each page and at the end of the text; read what lies between in chunks."""
     page = play.shape.page
     while left := play.left(0):
         inside = play.done[0] % page
         is_near = min(inside, page - inside, left) <= NEAR
-        play.step((0, 1 if is_near else min(page - NEAR - inside, left - NEAR)))
+        yield tokens((0, 1 if is_near else min(page - NEAR - inside, left - NEAR)))
 
 
-def _chunks(play: ScheduleRun) -> None:
-    for count in _uneven():
-        play.step((0, min(count, play.left(0))))
+def _chunks(play: ScheduleRun) -> Iterator[Call]:
+    for count in itertools.cycle(CHUNKS):
+        yield tokens((0, min(count, play.left(0))))
         if not play.left(0):
             return
 
 
-def _together(play: ScheduleRun) -> None:
+def _together(play: ScheduleRun) -> Iterator[Call]:
     """Prefill beside decoding, either first in the call, both decoding, one waiting."""
     first, second = (play.left(i) for i in (0, 1))
-    play.step((0, first // 4))
+    yield tokens((0, first // 4))
     for step in range(3):
-        play.step((1, second // 4 - step), (0, 1))
+        yield tokens((1, second // 4 - step), (0, 1))
     for _ in range(4):
-        play.step((0, min(1, play.left(0))), (1, min(1, play.left(1))))
-    play.step((0, play.left(0) // 3), (1, min(1, play.left(1))))
-    play.step((1, play.left(1)), (0, play.left(0) // 2))
-    play.step((0, play.left(0)))
+        yield tokens((0, min(1, play.left(0))), (1, min(1, play.left(1))))
+    yield tokens((0, play.left(0) // 3), (1, min(1, play.left(1))))
+    yield tokens((1, play.left(1)), (0, play.left(0) // 2))
+    yield tokens((0, play.left(0)))
 
 
-def _preempted(play: ScheduleRun) -> None:
+def _preempted(play: ScheduleRun) -> Iterator[Call]:
     """Give the pages of the second sequence to the first; recompute it in others and decode beside it."""
-    play.step((0, play.left(0) * 2 // 5))
-    play.step((1, play.left(1) * 2 // 3))
+    yield tokens((0, play.left(0) * 2 // 5))
+    yield tokens((1, play.left(1) * 2 // 3))
     for _ in range(2):
-        play.step((1, min(1, play.left(1))))
+        yield tokens((1, min(1, play.left(1))))
     again = play.done[1]
     play.release(1)
-    play.step((0, max(play.left(0) - 6, 0)))
-    play.step((1, again), (0, min(1, play.left(0))), last=True)
+    yield tokens((0, max(play.left(0) - 6, 0)))
+    yield tokens((1, again), (0, min(1, play.left(0))), last=True)
     for _ in range(4):
-        play.step((0, min(1, play.left(0))), (1, min(1, play.left(1))))
-    play.step((0, play.left(0)), (1, play.left(1)))
+        yield tokens((0, min(1, play.left(0))), (1, min(1, play.left(1))))
+    yield tokens((0, play.left(0)), (1, play.left(1)))
 
 
-def _cached_prefix(play: ScheduleRun) -> None:
+def _cached_prefix(play: ScheduleRun) -> Iterator[Call]:
     """Run a step whose second sequence reads cached pages of the first, while the first decodes."""
-    play.step((0, play.left(0) - 5))
+    yield tokens((0, play.left(0) - 5))
     play.share(1, 0)
-    play.step((0, 1), (1, play.left(1) // 2))
+    yield tokens((0, 1), (1, play.left(1) // 2))
     for _ in range(4):
-        play.step((0, min(1, play.left(0))), (1, min(1, play.left(1))))
-    play.step((1, play.left(1)))
+        yield tokens((0, min(1, play.left(0))), (1, min(1, play.left(1))))
+    yield tokens((1, play.left(1)))
 
 
-def _drafts(play: ScheduleRun) -> None:
+def _drafts(play: ScheduleRun) -> Iterator[Call]:
     """Overwrite rejected draft tokens in the cache with the right ones."""
-    play.step((0, play.left(0) // 3))
+    yield tokens((0, play.left(0) // 3))
     for kept in (1, 3, 1, 2):
-        play.draft(0, play.sequences[0].flip(0)[: min(4, play.left(0))])
-        play.step((0, min(kept, play.left(0))))
-    play.step((0, play.left(0)))
+        ids = play.sequences[0].flip(0)[: min(4, play.left(0))]
+        yield Call(((0, len(ids)),), last=True, draft=ids)
+        yield tokens((0, min(kept, play.left(0))))
+    yield tokens((0, play.left(0)))
 
 
-def _late(play: ScheduleRun) -> None:
+def _late(play: ScheduleRun) -> Iterator[Call]:
     """Read a text in large chunks, of which the last token alone is judged, then a short one, then decode."""
-    play.step((0, min(100, play.left(0))), last=True)
+    yield tokens((0, min(100, play.left(0))), last=True)
     while play.left(0) > LATE_CHUNK + LATE_TOKENS:
-        play.step((0, LATE_CHUNK), last=True)
-    play.step((0, play.left(0) - LATE_TOKENS), last=True)
-    play.step((0, LATE_TOKENS // 2))
+        yield tokens((0, LATE_CHUNK), last=True)
+    yield tokens((0, play.left(0) - LATE_TOKENS), last=True)
+    yield tokens((0, LATE_TOKENS // 2))
     while play.left(0):
-        play.step((0, 1))
-
-
-def _uneven() -> Iterator[int]:
-    while True:
-        yield from CHUNKS
+        yield tokens((0, 1))
 
 
 SCHEDULES = (

@@ -25,8 +25,8 @@ from ..encoder_decoder.source_pages import TOKENS as SOURCE_TOKENS
 from ..encoder_decoder.source_pages import Source
 from ..paged_step import Step
 from ..step_shape import SourceShape, StepShape
-from .schedule_cases import LATE, SCHEDULES, SHORTER, TOKENS, Schedule, prefill
-from .schedule_run import ScheduleRun, StepCaller, WrongShape
+from .schedule_cases import LATE, SCHEDULES, SHORTER, TOKENS, prefill
+from .schedule_run import Schedule, ScheduleRun, StepCaller, WrongShape, play
 
 ROUTED = 2
 LONGEST = 2000  # tokens of the window that is judged at late positions
@@ -91,6 +91,7 @@ def compare_schedules(
     late: Tensor | None = None,
     spared: int = 0,
     sources: Sequence[Source] = (),
+    in_lockstep: bool = False,
 ) -> list[Metric]:
     """Compare all schedules; `reference` returns the float model's logits [tokens, vocab] of one window.
 
@@ -99,39 +100,45 @@ def compare_schedules(
 
     One metric per schedule: its worst token against one prefill by the same step. Two over all schedules, against the
     float model: the worst token, and the largest relative error of a schedule. `spared`: tokens of a schedule that may
-    be worse than its worst.
+    be worse than its worst. `in_lockstep`: a call of the step holds one of every schedule: a third of the calls, but
+    few with a sequence alone in them.
     """
     try:
         alone = [
-            _rows(_run_schedule(stepping, [ids], ALONE, sources[i : i + 1]).logits[0])[1]
+            _rows(play(stepping, [(ALONE, [ids])], sources[i : i + 1])[0].logits[0])[1]
             for i, ids in enumerate(windows)
         ]
     except WrongShape as error:
         return [Metric("prefill", "shape", False, detail=str(error))]
-    floats = [reference(ids, *sources[i : i + 1]).detach().cpu() for i, ids in enumerate(windows)]
+    floats: list[Logits] = [
+        reference(ids, *sources[i : i + 1]).detach().cpu() for i, ids in enumerate(windows)
+    ]
+    cases = [*SCHEDULES, *([] if late is None else [LATE])]
     found: list[Metric] = []
     worst, largest = WorstToken(-1.0, 0, ""), WorstToken(-1.0, 0, "")
-    for schedule in SCHEDULES:
+    for group in [cases] if in_lockstep else [[case] for case in cases]:
+        played = [
+            (case, [late] if late is not None and case is LATE else [windows[i] for i in case.sequences])
+            for case in group
+        ]
+        given = [sources[i] for case in group for i in case.sequences] if sources else ()
         try:
-            given = [sources[i] for i in schedule.sequences] if sources else ()
-            play = _run_schedule(stepping, [windows[i] for i in schedule.sequences], schedule, given)
+            runs = play(stepping, played, given)
         except WrongShape as error:
-            found.append(Metric(schedule.name, "shape", False, detail=f"{schedule.words}: {error}"))
+            words = group[0].words if len(group) == 1 else "all schedules in lockstep"
+            found.append(Metric(group[0].name, "shape", False, detail=f"{words}: {error}"))
             continue
-        own = _worst(alone, play, schedule, spared)
-        found.append(Metric(schedule.name, "schedule_error", own.error, detail=_why(own, "one prefill")))
-        worst = max(worst, _worst(floats, play, schedule, spared))
-        largest = max(largest, WorstToken(_relative(floats, play, schedule), 0, schedule.words))
-    if late is not None:
-        try:
-            play = _run_schedule(stepping, [late], LATE, sources[:1])
-        except WrongShape as error:
-            return [*found, Metric(LATE.name, "shape", False, detail=f"{LATE.words}: {error}")]
-        positions, _ = _rows(play.logits[0])
-        rows = reference(late, *sources[:1], rows=positions).detach().cpu()
-        wanted = dict(zip(positions, rows, strict=True))
-        worst = max(worst, _worst([wanted], play, LATE, spared))
-        largest = max(largest, WorstToken(_relative([wanted], play, LATE), 0, LATE.words))
+        for case, run in zip(group, runs, strict=True):
+            wanted = floats
+            if late is not None and case is LATE:
+                positions, _ = _rows(run.logits[0])
+                rows = reference(late, *sources[:1], rows=positions).detach().cpu()
+                wanted = [dict(zip(positions, rows, strict=True))]
+            else:
+                own = _worst(alone, run, case, spared)
+                found.append(Metric(case.name, "schedule_error", own.error, detail=_why(own, "one prefill")))
+            worst = max(worst, _worst(wanted, run, case, spared))
+            largest = max(largest, WorstToken(_relative(wanted, run, case), 0, case.words))
     found.append(Metric("schedules", "worst_token", worst.error, detail=_why(worst, "the float model")))
     why = f"against the float model, {_tried(windows, late)}, the worst: {largest.words}"
     return [*found, Metric("schedules", "relative_error", largest.error, detail=why)]
@@ -179,7 +186,9 @@ def require_float_step(
     layout = msgspec.structs.replace(shape, kv_dtype="float32", adapters=None)
     stepping = sequence_runner(Uncaptured(model, layout, place), layout, place)
     sources = () if shape.source is None or samples is None else judged_sources(shape.source, samples)
-    found = compare_schedules(stepping, windows, reference or forward, late=late, sources=sources)
+    found = compare_schedules(
+        stepping, windows, reference or forward, late=late, sources=sources, in_lockstep=True
+    )
     if reason := judge(found, FLOAT_LIMITS, None):
         raise GateError(
             f"refused, the float model can't be run in steps over a paged cache: {reason}",
@@ -223,14 +232,6 @@ def _why(worst: WorstToken, other: str) -> str:
     return f"{worst.words} differs most from {other} at position {worst.position}"
 
 
-def _run_schedule(
-    stepping: StepCaller, sequences: Sequence[Tensor], schedule: Schedule, sources: Sequence[Source] = ()
-) -> ScheduleRun:
-    play = ScheduleRun(stepping, sequences, sources)
-    schedule.play(play)
-    return play
-
-
 def _rows(logits: Mapping[int, Tensor]) -> tuple[list[int], Tensor]:
     """Return the positions of a schedule in order, and their logits [positions, vocab]."""
     positions = sorted(logits)
@@ -246,9 +247,9 @@ def _at(logits: Logits, positions: Sequence[int]) -> Tensor:
     return torch.stack([logits[position] for position in positions])
 
 
-def _worst(expected: Sequence[Logits], play: ScheduleRun, schedule: Schedule, spared: int) -> WorstToken:
+def _worst(expected: Sequence[Logits], run: ScheduleRun, schedule: Schedule, spared: int) -> WorstToken:
     tokens: list[WorstToken] = []
-    for window, logits in zip(schedule.sequences, play.logits, strict=True):
+    for window, logits in zip(schedule.sequences, run.logits, strict=True):
         positions, rows = _rows(logits)
         errors = token_errors(_at(expected[window], positions), rows).tolist()
         tokens += [
@@ -258,10 +259,10 @@ def _worst(expected: Sequence[Logits], play: ScheduleRun, schedule: Schedule, sp
     return tokens[0 if math.isinf(tokens[0].error) else min(spared, len(tokens) - 1)]
 
 
-def _relative(expected: Sequence[Logits], play: ScheduleRun, schedule: Schedule) -> float:
+def _relative(expected: Sequence[Logits], run: ScheduleRun, schedule: Schedule) -> float:
     """Return the Frobenius norm of the difference over that of the float logits, of all sequences of a schedule."""
     difference = norm = 0.0
-    for window, logits in zip(schedule.sequences, play.logits, strict=True):
+    for window, logits in zip(schedule.sequences, run.logits, strict=True):
         positions, rows = _rows(logits)
         wanted = _at(expected[window], positions).double()
         finite = wanted.isfinite() & rows.isfinite()
