@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Iterable
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 from ..errors import UsageError
 from ..plan import Plan
 from ..spec import BATCH, Finding, TensorSpec
+from .samples import sample_files
 
 LENGTHS = ("seq", "time", "length", "tokens")
 EXAMPLE = "Example: --input x=float32[batch,3,224,224]"
@@ -25,34 +27,53 @@ _OPAQUE = (nn.LSTM, nn.GRU, nn.RNN, nn.Transformer)
 
 
 def resolve_inputs(
-    plan: Plan, known: tuple[TensorSpec, ...], module: nn.Module | None
+    plan: Plan, known: tuple[TensorSpec, ...], module: nn.Module | None, names: tuple[str, ...] = ()
 ) -> tuple[tuple[TensorSpec, ...], list[Finding]]:
-    """Return the input specs, `--input` before `known`; raise `UsageError` when neither determines them."""
+    """Return the input specs: `--input` before `known`, before the arrays of `--data`, before a guess from the layers.
+
+    `names`: those of the inputs, where `module` does not tell them. Raises `UsageError` where nothing determines them.
+    """
     asked = {spec.name: spec for spec in map(TensorSpec.parse, plan.inputs)}
     if len(asked) != len(plan.inputs):
-        names = [TensorSpec.parse(text).name for text in plan.inputs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = next(name for name, count in Counter(map(_name_of, plan.inputs)).items() if count > 1)
         raise UsageError(f"input {twice!r} is given twice", where="--input", hint="Give each input once")
     if known:
         merged = {spec.name: spec for spec in known} | asked
         return tuple(merged.values()), []
     if asked:
         return tuple(asked.values()), []
-    proposed, why = (
-        propose_input(module) if module is not None else (None, "nothing tells the model's inputs")
-    )
-    if proposed is None:
+    guess, why = propose_input(module) if module is not None else (None, "nothing tells the model's inputs")
+    required, optional = (names, ()) if module is None else _arguments(module)
+    specs = sample_files.specs_of(plan.data, required, optional)
+    if guess is not None and (not specs or (len(specs) == 1 and _fits(guess, specs[0]))):
+        specs = (guess,)  # of the same sizes, and symbolic ones among them
+    elif specs:
+        why = f"from the array in {plan.data}"
+    else:
         example = EXAMPLE if module is None else f"Example: {_options(module)}"
         raise UsageError(f"the inputs of the model are not known: {why}", where="--input", hint=example)
-    return (proposed,), [
-        Finding("load", "input proposed", proposed.format(), why=f"{why}; --input overrides it")
+    return specs, [
+        Finding("load", "input proposed", spec.format(), why=f"{why}; --input overrides it") for spec in specs
     ]
 
 
-def _required(module: nn.Module) -> list[str]:
+def _fits(guess: TensorSpec, array: TensorSpec) -> bool:
+    """Tell whether an array has the sizes of a guess; its rows are not compared."""
+    pairs = zip(guess.shape[1:], array.shape[1:], strict=False)
+    return len(guess.shape) == len(array.shape) and all(isinstance(w, str) or w == h for w, h in pairs)
+
+
+def _name_of(text: str) -> str:
+    return TensorSpec.parse(text).name
+
+
+def _arguments(module: nn.Module) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of the arguments of `forward` that have to be given, and of those that may be."""
     parameters = inspect.signature(module.forward).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [p.name for p in parameters if p.kind in kinds and p.default is inspect.Parameter.empty]
+    named = [p for p in parameters if p.kind in kinds]
+    required = tuple(p.name for p in named if p.default is inspect.Parameter.empty)
+    return required, tuple(p.name for p in named if p.default is not inspect.Parameter.empty)
 
 
 def _options(module: nn.Module) -> str:
@@ -61,7 +82,7 @@ def _options(module: nn.Module) -> str:
         if (shape := _taken(layer)) is not None:
             break
     dtype, sizes = shape or ("float32", ("batch", 3, 224, 224))
-    specs = (TensorSpec(name, dtype, sizes) for name in _required(module) or ["x"])
+    specs = (TensorSpec(name, dtype, sizes) for name in _arguments(module)[0] or ["x"])
     return " ".join(f"--input {spec.format()}" for spec in specs)
 
 
@@ -81,7 +102,7 @@ def _taken(layer: nn.Module) -> tuple[str, tuple[int | str, ...]] | None:
 
 def propose_input(module: nn.Module) -> tuple[TensorSpec | None, str]:
     """Guess the spec from `forward`'s one required argument and the first layer; or None and the reason."""
-    required = _required(module)
+    required, _ = _arguments(module)
     if len(required) != 1:
         return None, f"its forward takes {', '.join(required) or 'no named argument'}"
     name = required[0]

@@ -339,15 +339,69 @@ def test_inputs_are_proposed_from_the_first_layer_or_not_at_all(layer: nn.Module
     assert why
 
 
+TWO = """
+import torch
+class Two(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(3, 4)
+    def forward(self, x, y):
+        return self.fc(x) + y
+"""
+
+
 def test_inputs_that_can_not_be_known_are_asked_for(tmp_path: Path) -> None:
     torch.save(TwoIn().state_dict(), tmp_path / "m.pt")
-    (tmp_path / "two.py").write_text(
-        "import torch\nclass Two(torch.nn.Module):\n"
-        "    def __init__(self):\n        super().__init__()\n        self.fc = torch.nn.Linear(3, 4)\n"
-        "    def forward(self, x, y):\n        return self.fc(x) + y\n"
-    )
+    (tmp_path / "two.py").write_text(TWO)
     with pytest.raises(UsageError, match=r"its forward takes x, y - at --input\. Example: --input x="):
         load(Plan(source=str(tmp_path / "m.pt"), model=f"{tmp_path}/two.py:Two", data="random"))
+
+
+ROWS_OF_FRAMES = """
+import torch
+class Beats(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.fc = torch.nn.Conv1d(1, 2, 3), torch.nn.Linear(12, 4)
+    def forward(self, frames, mask=None, scale=2.0):
+        y = self.fc(self.conv(frames.reshape(-1, 1, 8)).flatten(1)).unflatten(0, frames.shape[:2]) * scale
+        return y if mask is None else y * mask.unsqueeze(-1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arrays", "inputs"),
+    [
+        ({"frames": (4, 5, 8)}, ["frames=float32[batch,5,8]"]),  # its first layer says [batch, 1, length]
+        (
+            {"frames": (4, 5, 8), "mask": (4, 5), "labels": (4,)},
+            ["frames=float32[batch,5,8]", "mask=float32[batch,5]"],
+        ),
+        ({"frames": (4, 1, 8)}, ["frames=float32[batch,1,length]"]),  # a guess that fits keeps its open sizes
+    ],
+)
+def test_arrays_of_the_user_beat_a_guess_of_the_inputs(
+    arrays: dict[str, tuple[int, ...]], inputs: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "beats.py").write_text(ROWS_OF_FRAMES)
+    drawn = np.random.default_rng(0)
+    np.savez(tmp_path / "rows.npz", **{name: drawn.random(shape) for name, shape in arrays.items()})
+    loaded = load(Plan(source=f"{tmp_path}/beats.py:Beats", data=str(tmp_path / "rows.npz")))
+    assert [spec.format() for spec in loaded.inputs] == inputs
+    assert [tuple(loaded.samples[name].shape) for name in loaded.samples] == [
+        arrays[spec.name] for spec in loaded.inputs
+    ]
+
+
+def test_arrays_tell_the_inputs_of_a_model_of_two_arguments(tmp_path: Path) -> None:
+    torch.save(TwoIn().state_dict(), tmp_path / "m.pt")
+    (tmp_path / "two.py").write_text(TWO)
+    np.savez(tmp_path / "rows.npz", x=np.ones((2, 3)), y=np.ones((2, 4), np.float32))
+    loaded = load(
+        Plan(source=str(tmp_path / "m.pt"), model=f"{tmp_path}/two.py:Two", data=str(tmp_path / "rows.npz"))
+    )
+    assert [spec.format() for spec in loaded.inputs] == ["x=float32[batch,3]", "y=float32[batch,4]"]
+    assert "rows.npz" in finding_text(loaded, "input proposed")
 
 
 def save_onnx(path: Path, location: str = "", size: int = 24) -> None:

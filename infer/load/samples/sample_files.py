@@ -176,26 +176,29 @@ def _arrays(path: Path, specs: tuple[TensorSpec, ...]) -> Samples:
     return _one_for_one({name: torch.from_numpy(array) for name, array in arrays.items()}, specs)
 
 
-def specs_of(data: str | None, names: tuple[str, ...]) -> tuple[TensorSpec, ...]:
-    """Return specs for these inputs from the arrays of a `--data` file; empty where it does not hold each of them.
+def specs_of(
+    data: str | None, names: tuple[str, ...], optional: tuple[str, ...] = ()
+) -> tuple[TensorSpec, ...]:
+    """Return specs for these inputs from the arrays of a `--data` file; empty where it does not hold each of `names`.
 
-    The first size is the batch. Floats are float32, as weights are.
+    Those of `optional` that it holds are inputs too. The first size is the batch. Floats are float32, as weights are.
     """
     path = Path(data or "")
-    if path.suffix not in (*ARRAYS, ".pt", ".pth") or not path.is_file():
+    if not names or path.suffix not in (*ARRAYS, ".pt", ".pth") or not path.is_file():
         return ()
     require_regular(path)
     blank = tuple(TensorSpec(name, "float32", ()) for name in names)
-    found = _arrays(path, blank) if path.suffix in ARRAYS else _torch_tensors(path, blank)
-    if set(names) - set(found) or any(found[name].ndim == 0 for name in names):
+    arrays = _arrays(path, blank) if path.suffix in ARRAYS else _torch_tensors(path, blank)
+    if set(names) - set(arrays) or any(arrays[name].ndim == 0 for name in names):
         return ()
+    held = (*names, *(name for name in optional if name in arrays and arrays[name].ndim))
     return tuple(
         TensorSpec(
             name,
-            "float32" if found[name].is_floating_point() else DTYPE_NAMES[found[name].dtype],
-            ("batch", *found[name].shape[1:]),
+            "float32" if arrays[name].is_floating_point() else DTYPE_NAMES[arrays[name].dtype],
+            ("batch", *arrays[name].shape[1:]),
         )
-        for name in names
+        for name in held
     )
 
 

@@ -30,9 +30,7 @@ def load_torchscript(plan: Plan, user_module: UserModule | None) -> LoadedModel:
     script = _read_script(plan.source)
     names = tuple(argument.name for argument in script.forward.schema.arguments[1:])
     known = user_module.inputs if user_module else ()
-    from_data = () if known or plan.inputs else specs_of(plan.data, names)
-    known = known or from_data
-    if not known and not plan.inputs:
+    if not known and not plan.inputs and not specs_of(plan.data, names):
         sizes = ", ".join(
             f"{name} {list(value.shape)}" for name, value in list(script.state_dict().items())[:3]
         )
@@ -42,7 +40,7 @@ def load_torchscript(plan: Plan, user_module: UserModule | None) -> LoadedModel:
             hint=f"First weights: {sizes}. Give --data with an array of each input, or name each, such as "
             + " ".join(f"--input {name}=float32[{_usual_sizes(script)}]" for name in names or ("x",)),
         )
-    inputs, _ = resolve_inputs(plan, known, None)
+    inputs, proposed = resolve_inputs(plan, known, None, names)
     by_name = {spec.name: spec for spec in inputs}
     if set(by_name) - set(names):
         raise UsageError(
@@ -57,8 +55,6 @@ def load_torchscript(plan: Plan, user_module: UserModule | None) -> LoadedModel:
         lambda: KeywordModule(with_layers(program), takes),
         user_module,
     )
-    why = f"from the array in {plan.data}; --input overrides it"
-    proposed = [Finding("load", "input proposed", spec.format(), why=why) for spec in from_data]
     why = "TorchScript is deprecated: read and converted, never written"
     converted = Finding("load", "converted", "torch.export", why=why)
     return replace(loaded, inputs=order, called=KeywordModule(script, takes)).saying(*proposed, converted)
