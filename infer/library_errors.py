@@ -11,18 +11,23 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from . import paths
 from .errors import InferError, NotUsableError, ResourceError, SourceError
 from .sanitize import shortened
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 KEPT = 20  # logs of failures
 _DOING = {"lower": "lower", "compare": "run", "time": "run"}
 MOST_CAUSES = 16
 MOST_SAID = 300  # characters of a library's message
+MOST_INPUTS = 4  # of a model, named in a message
 # What the system says of a full disk, and what libraries in C++ and Rust, which have no class for it, of a write that
 # ended early.
 _FULL = re.compile(
@@ -92,8 +97,11 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 @contextlib.contextmanager
-def float_model_errors() -> Iterator[None]:
-    """Convert any exception of the float model on its inputs to `SourceError`, not a failure of a backend."""
+def float_model_errors(inputs: Mapping[str, Tensor] | None = None) -> Iterator[None]:
+    """Convert any exception of the float model on its inputs to `SourceError`, not a failure of a backend.
+
+    `inputs`: named in the message, where they are at hand.
+    """
     try:
         yield
     except InferError:
@@ -101,8 +109,12 @@ def float_model_errors() -> Iterator[None]:
     except Exception as error:
         if refusal := as_resource_error(error):
             raise refusal from error
+        listed = ", ".join(
+            f"{name} {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+            for name, value in list((inputs or {}).items())[:MOST_INPUTS]
+        )
         raise SourceError(
-            f"the float model itself fails on its inputs: {describe(error)}",
+            f"the float model itself fails on its inputs{listed and f' ({listed})'}: {describe(error)}",
             hint="Give inputs that the model can run, with --data",
         ) from error
 

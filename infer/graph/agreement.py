@@ -43,7 +43,7 @@ def require_comparable(call: Callable[[Inputs], Mapping[str, Tensor] | list[Tens
 
     Also where it fails, with its reason.
     """
-    with quiet(), torch.no_grad(), library_errors.float_model_errors():
+    with quiet(), torch.no_grad(), library_errors.float_model_errors(inputs):
         first, second = (_named(call(clones(inputs))) for _ in range(2))
     for name, value in first.items():
         if not value.is_floating_point() or not value.numel():

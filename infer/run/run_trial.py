@@ -199,7 +199,7 @@ def _compare(
         nonlocal kept, usual, wrong
         comparison = fidelity.Comparison(graph.task, integers=weightless_outputs(graph, plan.dtype))
         for inputs in itertools.islice(batches_of(graph, together), -(-most // together)):
-            with library_errors.float_model_errors():
+            with library_errors.float_model_errors(inputs):
                 expected = reference.run(inputs)
             got = run(inputs)
             expected = {name: value.cpu() for name, value in expected.items()}

@@ -147,7 +147,7 @@ def test_data_the_float_model_fails_on_exits_with_3(tmp_path: Path, asked: dict[
         backend="eager",
         **{"batches": (), "allow_slower": True, **asked},
     )
-    with pytest.raises(SourceError, match="float model itself fails on its inputs: IndexError: index out"):
+    with pytest.raises(SourceError, match=r"float model itself fails on its inputs.*: IndexError: index out"):
         stages.optimize(plan, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
