@@ -115,7 +115,8 @@ def test_only_the_start_of_the_server_imports_the_fast_path() -> None:
 
 
 def test_the_reference_of_onnx_files_shares_no_code_with_backends() -> None:
-    assert imports(MODULES["infer.onnx.ort_session"]) == {"infer.distribution", "infer.errors", "infer.spec"}
+    shared = {"infer.device", "infer.distribution", "infer.errors", "infer.spec"}
+    assert imports(MODULES["infer.onnx.ort_session"]) == shared
 
 
 @pytest.mark.parametrize("path", BACKENDS, ids=lambda p: str(p.relative_to(ROOT)))

@@ -29,6 +29,7 @@ def places(
     multiples: Mapping[str, int],
     reference: Run,
     run: Run,
+    others: Sequence[Run] = (),
 ) -> Iterator[tuple[str, dict[str, Tensor], Run]]:
     """Yield names of places with rows made from `samples`, and what answers for `run` there; see `beyond_rounding`."""
     free = [spec for spec in inputs if spec.batched and not _is_mask(samples[spec.name])]
@@ -36,7 +37,7 @@ def places(
         return
     count = _count(inputs, samples, sizes.get(BATCH, (1, 1)), multiples.get(BATCH, 1), run)
     given = {spec.name: spec.with_rows(samples[spec.name], count) for spec in inputs}
-    answers = beyond_rounding(reference, run, free)
+    answers = beyond_rounding(reference, run, free, others)
     for where, changed in _changes(free, given, samples):
         yield where, {**given, **changed}, answers
 

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import torch
 
+from .. import device as hardware
 from ..distribution import install
 from ..errors import NotUsableError, ResourceError, SourceError
 from ..spec import DTYPES, TensorSpec
@@ -39,9 +40,13 @@ class SessionSettings(msgspec.Struct, frozen=True):
 
     spinning: bool = True  # threads wait for work in a loop
     optimization: str = LEVELS[0]
+    saturating: bool = (
+        False  # int8 products end at 32,767 on a CPU without VNNI, as they do unless asked not to
+    )
 
 
 USUAL = SessionSettings()
+AS_USERS = SessionSettings(saturating=True)  # as a program opens a file that says nothing else
 EXACT = SessionSettings(optimization=LEVELS[-1])  # each operator of the file is run as it stands there
 
 
@@ -85,6 +90,8 @@ def open_session(
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_MICROSECONDS))
     else:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if not settings.saturating and not hardware.has_vnni():
+        options.add_session_config_entry("session.x64quantprecision", "1")
     if optimized is not None:
         options.optimized_model_filepath = str(optimized)
         options.add_session_config_entry(

@@ -33,6 +33,7 @@ from .trial import Trial
 
 EAGER = "torch eager"
 FLOAT_FORM = " float32"  # behind the name of a backend
+ROUNDED = 2  # copies of a file whose constants are rounded elsewhere
 ONNX_RUNTIME = "ONNX Runtime"  # the user's own file in it, as the user runs it
 
 
@@ -72,7 +73,8 @@ class FloatReferences:
 
     def reference(self) -> RememberedOutputs:
         """Return the form that outputs are compared with; its outputs for earlier trials are cached."""
-        self._known = self._known or RememberedOutputs(self._called())
+        if self._known is None:
+            self._known = RememberedOutputs(self._called(), self._rounded())
         return self._known
 
     def window_logits(
@@ -133,6 +135,15 @@ class FloatReferences:
         if trial.latency and all(timing.rival in trial.forms for timing in trial.latency):
             known = self.seconds.setdefault(trial.shape, {})
             known.setdefault(f"{trial.backend}{FLOAT_FORM}", trial.typical)
+
+    def _rounded(self) -> list[_RoundedFile]:
+        """Return the user's ONNX file with its constants rounded elsewhere, where its graph rounds to codes."""
+        if self._original.file is None:
+            return []
+        from ..onnx.source.rounded_constants import rounds_to_codes
+
+        steps = rounds_to_codes(self._original.file)
+        return [_RoundedFile(self._original, self._work, seed) for seed in range(ROUNDED if steps else 0)]
 
     def _called(self) -> Any:
         """Open the original as its user calls it."""
@@ -270,9 +281,9 @@ def _onnx_runtime(original: Graph, device: str, *, as_written: bool = False) -> 
         raise ValueError("expected the graph of an ONNX source")
     if reason := packages.missing("ort", "onnxruntime"):
         raise NotUsableError(f"ONNX Runtime, which an ONNX file is compared with, is absent: {reason}")
-    from ..onnx.ort_session import EXACT, USUAL, OrtRunner
+    from ..onnx.ort_session import AS_USERS, EXACT, OrtRunner
 
-    settings = EXACT if as_written else USUAL
+    settings = EXACT if as_written else AS_USERS
     return OrtRunner(original.file, original.inputs, original.outputs, device, settings=settings)
 
 
@@ -329,6 +340,32 @@ class UserFileRunner:
         self._runner.close()
 
 
+class _RoundedFile:
+    """The user's ONNX file as written, its constants rounded elsewhere; written and opened at the first call."""
+
+    def __init__(self, original: Graph, work: Path, seed: int) -> None:
+        self._original, self._path, self._seed = original, work / f"rounded-{seed}" / "model.onnx", seed
+        self._runner: Any = None
+
+    def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        from ..onnx.ort_session import EXACT, OrtRunner
+        from ..onnx.source.rounded_constants import write_rounded
+
+        graph = self._original
+        if self._runner is None and graph.file is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_rounded(graph.file, self._path, self._seed)
+            runner = OrtRunner(self._path, graph.inputs, graph.outputs, "cpu", settings=EXACT)
+            self._runner = UserFileRunner(runner, graph)
+        answer: Mapping[str, Tensor] = self._runner.run(inputs)
+        return answer
+
+    def close(self) -> None:
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+
+
 def _unsqueezed(
     value: Tensor, spec: TensorSpec, taken: Sequence[TensorSpec], inputs: Mapping[str, Tensor]
 ) -> Tensor:
@@ -345,11 +382,18 @@ def _unsqueezed(
 
 
 class RememberedOutputs:
-    """A float form that keeps its outputs by the content of the inputs, up to `room` bytes of them."""
+    """A float form that keeps its outputs by the content of the inputs, up to `room` bytes of them.
 
-    def __init__(self, form: Any, room: int = 256 << 20) -> None:
-        self.form, self._room = form, room
+    `rounded`: the same with its constants rounded elsewhere, of a graph that steps inside; see `input_rounding`.
+    """
+
+    def __init__(self, form: Any, rounded: Sequence[_RoundedFile] = (), room: int = 256 << 20) -> None:
+        self.form, self._rounded, self._room = form, rounded, room
         self._known: dict[bytes, dict[str, Tensor]] = {}
+
+    @property
+    def rounded(self) -> list[Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]]:
+        return [file.run for file in self._rounded]
 
     def run(self, inputs: Mapping[str, Tensor], rows: Sequence[int] | None = None) -> dict[str, Tensor]:
         """Run one batch, or return its cached outputs; `rows`: indices of axis 1 of the outputs, others are dropped."""
@@ -368,6 +412,8 @@ class RememberedOutputs:
     def close(self) -> None:
         """Forget the outputs."""
         self._known.clear()
+        for file in self._rounded:
+            file.close()
 
 
 def _content(inputs: Mapping[str, Tensor]) -> bytes:

@@ -217,12 +217,12 @@ def _compare(
     comparison = over_rows()
     metrics = [*wrong, *comparison.metrics()]
     if is_exact and not wrong and (reason := violated(metrics)):
-        run = input_rounding.beyond_rounding(reference.run, runner.run, graph.inputs)
+        run = input_rounding.beyond_rounding(reference.run, runner.run, graph.inputs, reference.rounded)
         beyond = over_rows()
         if violated(beyond.metrics()) is None:
             comparison, metrics = beyond, beyond.metrics()
             rounding = (
-                f"differences that rounding of the inputs makes in the original too do not count: {reason}"
+                f"differences that rounding makes in the original too do not count: {reason}"
             )
     if violated(metrics) is None:
         metrics += _at_sizes(
@@ -348,14 +348,24 @@ def _carried(
 
 
 def _at_values(
-    reference: Any, runner: Any, graph: Graph, usual: Mapping[str, float], whole: fidelity.Comparison
+    reference: RememberedOutputs,
+    runner: Any,
+    graph: Graph,
+    usual: Mapping[str, float],
+    whole: fidelity.Comparison,
 ) -> list[Metric]:
     """Compare at values that the samples do not hold, where no format explains a difference."""
     if isinstance(runner, FullSequenceRunner) or isinstance(graph, StreamedGraph):
         return []
     metrics: list[Metric] = []
     places = extreme_values.places(
-        graph.inputs, graph.samples, graph.sizes, graph.multiples, reference.run, runner.run
+        graph.inputs,
+        graph.samples,
+        graph.sizes,
+        graph.multiples,
+        reference.run,
+        runner.run,
+        reference.rounded,
     )
     for where, inputs, run in places:
         metrics += batch_sizes.compare_size(

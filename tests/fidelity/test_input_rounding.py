@@ -85,7 +85,7 @@ def test_a_form_that_steps_elsewhere_is_published_with_that_sentence(
 ) -> None:
     result = made(tmp_path, monkeypatch, lambda outputs: outputs)
     said = " ".join(Predictor.load(result.path, trust_code=True).report["verdict"])
-    assert "differences that rounding of the inputs makes in the original too do not count: " in said
+    assert "differences that rounding makes in the original too do not count: " in said
     assert "is above 0.001 allowed for float32" in said
 
 

@@ -1,0 +1,36 @@
+"""An ONNX file whose float constants are rounded elsewhere: what that changes in its answers, no engine decides.
+
+A graph of 8-bit codes steps inside: a sum that differs in its last bit is another code, and some layers later another
+answer, though no input is anywhere near an edge.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+ROUNDING = 1e-6  # relative: some roundings of float32
+
+
+def rounds_to_codes(source: Path) -> bool:
+    """Tell whether a graph rounds what it computes to codes; weights that are stored as codes do not step."""
+    model = onnx.load(str(source), load_external_data=False)
+    return any(node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in model.graph.node)
+
+
+def write_rounded(source: Path, path: Path, seed: int) -> None:
+    """Write a copy of a file in which every float32 constant differs by up to `ROUNDING` of itself."""
+    model, generator = onnx.load(str(source)), np.random.default_rng(seed)
+    constants = [
+        attribute.t for node in model.graph.node if node.op_type == "Constant" for attribute in node.attribute
+    ]
+    for tensor in (*model.graph.initializer, *constants):
+        if tensor.data_type == onnx.TensorProto.FLOAT:
+            values = numpy_helper.to_array(tensor).astype(np.float64)
+            moved = values * (1 + ROUNDING * generator.uniform(-1, 1, values.shape))
+            tensor.CopyFrom(numpy_helper.from_array(moved.astype(np.float32), tensor.name))
+    large = model.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF // 2
+    onnx.save(model, str(path), save_as_external_data=large)

@@ -1,0 +1,110 @@
+"""Copies of a file of 8-bit codes, its constants rounded elsewhere, tell which of its answers no engine decides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("onnxruntime")
+onnx = pytest.importorskip("onnx")
+
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+from infer import device  # noqa: E402
+from infer.fidelity.input_rounding import beyond_rounding  # noqa: E402
+from infer.onnx.ort_session import AS_USERS, EXACT, USUAL, OrtRunner, SessionSettings  # noqa: E402
+from infer.onnx.source.rounded_constants import ROUNDING, rounds_to_codes, write_rounded  # noqa: E402
+from infer.spec import TensorSpec  # noqa: E402
+
+WIDE, NARROW = 256, 8
+X, Y = TensorSpec("x", "float32", ("batch", WIDE)), TensorSpec("y", "float32", ("batch", NARROW))
+
+
+def save(path: Path, *, steps: bool = True, weight: float = 1.0, scale: float = 0.5) -> Path:
+    """Write x clipped to codes, times int8 weights, clipped to codes again; without `steps` in float between."""
+    generator = np.random.default_rng(0)
+    codes = (
+        generator.integers(-127, 127, (WIDE, NARROW)) if weight < 0 else np.full((WIDE, NARROW), 127 * weight)
+    )
+    values = {
+        "in": np.float32(1 / 255),
+        "out": np.float32(scale),
+        "zero": np.uint8(0),
+        "middle": np.uint8(128),
+        "w": codes.astype(np.int8),
+        "of_w": np.float32(1 / 127),
+        "no": np.int8(0),
+    }
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "in", "zero"], ["xq"]),
+        helper.make_node("DequantizeLinear", ["xq", "in", "zero"], ["xd"]),
+        helper.make_node("DequantizeLinear", ["w", "of_w", "no"], ["wd"]),
+        helper.make_node("MatMul", ["xd" if steps else "x", "wd"], ["p" if steps else "y"]),
+        helper.make_node("QuantizeLinear", ["p", "out", "middle"], ["pq"]),
+        helper.make_node("DequantizeLinear", ["pq", "out", "middle"], ["y"]),
+    ]
+    nodes = nodes if steps else nodes[2:4]
+    graph = helper.make_graph(
+        nodes,
+        "codes",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", WIDE])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", NARROW])],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in values.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), str(path))
+    return path
+
+
+def opened(path: Path, settings: SessionSettings) -> OrtRunner:
+    return OrtRunner(path, (X,), (Y,), "cpu", settings=settings)
+
+
+def test_only_float_constants_move_and_by_a_rounding(tmp_path: Path) -> None:
+    write_rounded(save(tmp_path / "m.onnx"), tmp_path / "r.onnx", seed=0)
+    before, after = (
+        {t.name: numpy_helper.to_array(t) for t in onnx.load(str(tmp_path / name)).graph.initializer}
+        for name in ("m.onnx", "r.onnx")
+    )
+    assert before.keys() == after.keys()
+    for name, value in before.items():
+        if value.dtype != np.float32:
+            assert (after[name] == value).all()
+        else:
+            assert 0 < abs(after[name] / value - 1) < 2 * ROUNDING
+
+
+def test_a_file_with_stored_codes_alone_does_not_step(tmp_path: Path) -> None:
+    assert rounds_to_codes(save(tmp_path / "steps.onnx"))
+    assert not rounds_to_codes(save(tmp_path / "codes.onnx", steps=False))
+
+
+def test_an_answer_on_the_edge_of_a_code_is_no_difference_and_a_wrong_one_is(tmp_path: Path) -> None:
+    """Inputs beyond the range are clipped, so that rounding of them moves nothing."""
+    edge = 99.5  # codes: each product, 256, lies between two of them
+    path = save(tmp_path / "m.onnx", scale=WIDE / edge)
+    x = {"x": torch.full((4, WIDE), 9.0)}
+    exact = opened(path, EXACT)
+    others = []
+    for seed in range(2):
+        write_rounded(path, tmp_path / f"{seed}.onnx", seed)
+        others.append(opened(tmp_path / f"{seed}.onnx", EXACT).run)
+    answer, step = exact.run(x)["y"], WIDE / edge
+    def judged(shift: float) -> torch.Tensor:
+        run = beyond_rounding(exact.run, lambda given: {"y": answer + shift}, (X,), others)
+        return run(x)["y"]
+
+    assert torch.equal(judged(step), answer)
+    assert torch.equal(judged(-step), answer)
+    assert (judged(10 * step) - answer).min() > 7 * step
+
+
+@pytest.mark.skipif(device.has_vnni(), reason="products of 8 bits do not saturate on a CPU with VNNI")
+def test_products_of_signed_weights_do_not_saturate_here(tmp_path: Path) -> None:
+    """Two products of 255 and 127 are above 32,767, where the usual kernel of a CPU without VNNI ends."""
+    path, x = save(tmp_path / "m.onnx", scale=4.0), {"x": torch.ones(4, WIDE)}
+    expected = opened(path, EXACT).run(x)["y"]
+    torch.testing.assert_close(opened(path, USUAL).run(x)["y"], expected, rtol=0, atol=4.0)
+    assert (opened(path, AS_USERS).run(x)["y"] - expected).abs().min() > 8, "the fault that is kept out"
