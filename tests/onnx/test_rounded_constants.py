@@ -92,6 +92,7 @@ def test_an_answer_on_the_edge_of_a_code_is_no_difference_and_a_wrong_one_is(tmp
         write_rounded(path, tmp_path / f"{seed}.onnx", seed)
         others.append(opened(tmp_path / f"{seed}.onnx", EXACT).run)
     answer, step = exact.run(x)["y"], WIDE / edge
+
     def judged(shift: float) -> torch.Tensor:
         run = beyond_rounding(exact.run, lambda given: {"y": answer + shift}, (X,), others)
         return run(x)["y"]
