@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import uvicorn
 
 from ..artifact.artifact_of_source import artifact_of
@@ -115,6 +116,7 @@ def serve(
     )  # else frozen objects are not destroyed at exit, and torch's libraries complain
     gc.set_threshold(50_000, 20, 50)
     sys.setswitchinterval(SWITCH_INTERVAL)
+    np.seterr(over="ignore", invalid="ignore")  # outputs are squared to see whether all are finite
     app = build(service)
     config = uvicorn.Config(
         app,

@@ -95,7 +95,8 @@ class Fake(ServedModel):
         return {}
 
     def predict(self, inputs: Arrays) -> Arrays:
-        rows = len(next(iter(inputs.values())))
+        first = next(iter(inputs.values()))
+        rows = len(first) if np.ndim(first) else 1
         if self.info.inputs[0].shape[:1] == ("batch",) and rows > self.info.max_batch:
             raise InputError(f"{rows} rows are more than {self.info.max_batch}")
         self.batches.append(rows)

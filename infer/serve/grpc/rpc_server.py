@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-import grpc
 import msgspec
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
-from ...errors import BusyError, InputError, NotFoundError, NotReadyError, NotUsableError
+# Processes are started anew, never forked with gRPC in them: its handlers would complain at each.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+import grpc  # noqa: E402
+
+from ...errors import BusyError, InferError, InputError, NotFoundError, NotReadyError, NotUsableError
 from ..api import kserve
 from ..api.kserve import kserve_request
 from ..api.kserve.kserve_types import ErrorText
@@ -172,10 +175,13 @@ class RpcServer:
         _: object,
         call: grpc.aio.ServicerContext,
     ) -> bytes:
-        """Answer a call of one message by `respond`, or end it with the status of its error."""
+        """Answer a call of one message by `respond`, or end it with the status of its error.
+
+        Methods of one message are read as streams too, so that the key is checked and a slow client has ended before
+        its message is in memory.
+        """
         began, context = time.perf_counter(), self._begin(route, call)
         with self.life.running(context, began) as share:
-            answer, failure = b"", None
             try:
                 self.life.admit(context)
                 body = await self._read(call, share)
@@ -185,13 +191,20 @@ class RpcServer:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever it was, this request alone ends
                 failure = self.life.failed(context, error)
-            self.life.count(context, 200 if failure is None else failure.status, began)
-            trailing = _trailing(context, failure)
-            if failure is not None:
-                text = msgspec.json.decode(failure.body, type=ErrorText).error
-                await call.abort(CODES.get(failure.status, grpc.StatusCode.UNKNOWN), text, trailing)
-            call.set_trailing_metadata(trailing)
-        return answer
+            else:
+                self.life.count(context, 200, began)
+                call.set_trailing_metadata(_trailing(context))
+                return answer
+            await self._refuse(context, call, failure, began)
+        return b""
+
+    async def _refuse(
+        self, context: RequestContext, call: grpc.aio.ServicerContext, failure: Response, began: float
+    ) -> None:
+        """End a call with the status of a failure; raises what gRPC raises for that."""
+        self.life.count(context, failure.status, began)
+        code = CODES.get(failure.status, grpc.StatusCode.UNKNOWN)
+        await call.abort(code, _text(failure), _trailing(context, failure))
 
     async def _read(self, call: grpc.aio.ServicerContext, share: BodyReservation) -> bytes:
         """Read the only message of a call. Raises `SlowBodyError` and `OverloadedError`."""
@@ -257,6 +270,11 @@ class RpcServer:
 
     async def _stream(self, _: object, call: grpc.aio.ServicerContext) -> None:
         """Answer the requests of a stream in their order; several run at a time, each a request of its own."""
+        began, context = time.perf_counter(), self._begin(self._stream_route, call)
+        try:
+            self.life.admit(context)
+        except InferError as error:
+            await self._refuse(context, call, self.life.failed(context, error), began)
         answers: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(MOST_STREAMED)
 
         async def read() -> None:
@@ -285,7 +303,7 @@ class RpcServer:
             except Exception as error:  # noqa: BLE001 - whatever it was, this request alone ends
                 failure = self.life.failed(context, error)
                 status = failure.status
-                answer.error_message = msgspec.json.decode(failure.body, type=ErrorText).error
+                answer.error_message = _text(failure)
             self.life.count(context, status, began)
         return bytes(answer.SerializeToString())
 
@@ -299,6 +317,7 @@ def _channel_options(limits: ServeLimits) -> list[tuple[str, int]]:
         ("grpc.max_allowed_incoming_connections", limits.max_connections),
         ("grpc.server_handshake_timeout_ms", int(1000 * limits.header_seconds)),
         ("grpc.max_connection_idle_ms", 1000 * limits.keep_alive_seconds),
+        ("grpc.keepalive_time_ms", 1000 * limits.keep_alive_seconds),
         ("grpc.so_reuseport", 0),
     ]
 
@@ -308,7 +327,11 @@ def _client_address(peer: str) -> str:
     return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
 
 
-def _trailing(context: RequestContext, failure: Response | None) -> tuple[tuple[str, str], ...]:
+def _text(failure: Response) -> str:
+    return msgspec.json.decode(failure.body, type=ErrorText).error
+
+
+def _trailing(context: RequestContext, failure: Response | None = None) -> tuple[tuple[str, str], ...]:
     """Return the trailing metadata: the id, and what HTTP says about retries in headers."""
     pairs = [("x-request-id", context.request_id)]
     if context.trace is not None:

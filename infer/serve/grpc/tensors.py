@@ -67,6 +67,8 @@ def read_request(message: Any) -> tuple[InferRequest, Sections]:
         typed = _typed_bytes(tensor, where)
         if raw and typed is not None:
             raise InputError("data is given twice, as raw and as typed contents", where=where)
+        if typed is None and 0 in tensor.shape:
+            typed = b""
         section = raw[index] if raw else typed
         sections.append(None if section is None else memoryview(section))
     return json_parse.convert(given, InferRequest), sections

@@ -158,6 +158,9 @@ def _timeout_and_priority(context: RequestContext, request: InferRequest) -> tup
     ]
     if refused:
         raise InputError(f"parameter {refused[0][:64]} is not supported", where="request.parameters")
+    for index, tensor in enumerate(request.inputs):
+        if any(key.startswith("shared_memory") for key in tensor.parameters):
+            raise InputError("shared memory is not supported", where=f"request.inputs[{index}]")
     timeout = _number(request.parameters, "timeout")
     priority = _number(request.parameters, "priority")
     seconds = min(timeout / 1e6, context.timeout()) if timeout else context.timeout()
@@ -227,8 +230,6 @@ def _sections(request: InferRequest, raw: memoryview) -> Sections:
     at, sections = 0, Sections()
     for index, given in enumerate(request.inputs):
         where = f"request.inputs[{index}]"
-        if any(key.startswith("shared_memory") for key in given.parameters):
-            raise InputError("shared memory is not supported", where=where)
         if "binary_data_size" not in given.parameters:
             sections.append(None)
             continue
