@@ -24,7 +24,15 @@ from google.protobuf.message import DecodeError
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 import grpc  # noqa: E402
 
-from ...errors import BusyError, InferError, InputError, NotFoundError, NotReadyError, NotUsableError
+from ...errors import (
+    BusyError,
+    InferError,
+    InputError,
+    NotFoundError,
+    NotReadyError,
+    NotUsableError,
+    TooLargeError,
+)
 from ..api import kserve
 from ..api.kserve import kserve_request
 from ..api.kserve.kserve_types import ErrorText
@@ -207,15 +215,16 @@ class RpcServer:
         await call.abort(code, _text(failure), _trailing(context, failure))
 
     async def _read(self, call: grpc.aio.ServicerContext, share: BodyReservation) -> bytes:
-        """Read the only message of a call. Raises `SlowBodyError` and `OverloadedError`."""
-        seconds = self.life.service.limits.body_seconds
+        """Read the only message of a call. Raises `SlowBodyError`, `TooLargeError` and `OverloadedError`."""
+        limits = self.life.service.limits
+        seconds = limits.body_seconds
         try:
             async with asyncio.timeout(seconds):
                 body = await call.read()
         except TimeoutError as error:
             raise SlowBodyError(f"the message did not arrive within {seconds:g} s") from error
-        if body is grpc.aio.EOF:
-            raise InputError("expected a message, got none")
+        if body is grpc.aio.EOF:  # gRPC itself has told the client
+            raise TooLargeError(f"expected one message of at most {limits.max_body_bytes} bytes")
         share.take(len(body))
         return bytes(body)
 

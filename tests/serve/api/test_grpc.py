@@ -25,7 +25,7 @@ from infer.serve.options import ServeOptions
 from infer.serve.ray_app import check
 from tests.support.fake_predictors import Live, double, echo, embedder, live
 from tests.support.kserve_clients import MESSAGES, Answer, Rest, Rpc, Tensor, clients
-from tests.support.worker_models import serving
+from tests.support.worker_models import serving, wait_until
 
 LIMITS = ServeLimits(max_body_bytes=1 << 20, body_seconds=0.5, max_header_bytes=8192)
 EIGHT = Tensor("x", "FP32", np.arange(8, dtype=np.float32).reshape(2, 4))
@@ -195,11 +195,12 @@ def test_a_message_that_is_none_is_refused(rpc: Rpc) -> None:
     doubled(rpc)
 
 
-def test_a_message_above_the_limit_is_refused_squeezed_or_not(rpc: Rpc) -> None:
+def test_a_message_above_the_limit_is_refused_squeezed_or_not(server: Live, rpc: Rpc) -> None:
     big = Tensor("x", "FP32", np.zeros((1 << 17, 4), np.float32))
     for squeeze in ("", "gzip"):
         answer = rpc.infer("double", big, squeeze=squeeze)
         assert (answer.status, "larger than max" in answer.error) == (413, True), answer
+    wait_until(lambda: counted(server, 413) == 2)
     doubled(rpc)
 
 
