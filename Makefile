@@ -128,11 +128,13 @@ WHEEL := .tools/bin/python -m pip download --disable-pip-version-check --no-deps
 	|| echo "perf_analyzer needs libb64.so.0d, which apt-get did not give"
 	touch $@
 
-# Other people's clients, in an environment of their own because of what they pull in (760 MB, no torch).
+# Other people's clients, in an environment of their own because of what they pull in (760 MB, no torch); then KServe v2
+# area by area, as a table.
 conformance: $(STAMP)
 	test -x .conformance/bin/python || $(PYTHON) -m venv .conformance
 	.conformance/bin/python -m pip install --disable-pip-version-check 'llm-comply>=0.5' 'lm-eval[api]>=0.4.13'
 	$(RUN) -m pytest tests/serve/api/test_conformance.py
+	$(RUN) -m pytest -q -p tests.support.kserve_areas tests/serve/api/test_kserve_areas.py
 
 # NVIDIA's builder, in a folder of its own: it parses and builds on a machine without a GPU. Tests use it where it is.
 RTX := tensorrt-rtx-cu13-bindings==1.7.1.116 tensorrt-rtx-cu13-libs==1.7.1.116

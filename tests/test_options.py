@@ -179,6 +179,7 @@ SERVE: dict[str, Any] = {
     "artifacts": ("a b.infer", "c.infer"),
     "host": "0.0.0.0",  # noqa: S104
     "port": 0,
+    "grpc_port": 9001,
     "ssl_certfile": "cert.pem",
     "ssl_keyfile": "key.pem",
     "ssl_keyfile_password": "word word",

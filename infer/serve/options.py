@@ -37,6 +37,15 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     port: Annotated[
         int, Option("port to listen on; 0 takes a free one", group=NETWORK, minimum=0, maximum=65535)
     ] = 8000
+    grpc_port: Annotated[
+        int | None,
+        Option(
+            "also serve tensors over gRPC (KServe v2) on this port; 0 takes a free one (extra grpc)",
+            group=NETWORK,
+            minimum=0,
+            maximum=65535,
+        ),
+    ] = None
     ssl_certfile: Annotated[
         str | None,
         Option("certificate chain (PEM); the port then speaks HTTPS only", group=NETWORK, path=True),

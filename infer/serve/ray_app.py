@@ -38,6 +38,7 @@ QUEUED_IN_RAY = 64  # in each proxy, while no replica takes any; the rest gets 5
 RETRY_SECONDS = 1.0
 # Options of a server without Ray, and those of the cluster, which replicas are not told.
 LOCAL = (
+    "grpc_port",
     "ssl_certfile",
     "ssl_keyfile",
     "ssl_keyfile_password",

@@ -15,16 +15,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import uvicorn
 
 from ..artifact.artifact_of_source import artifact_of
 from ..options import from_values
 from ..process.child import process_age
 from .fast_path.coalescer import Coalescer
+from .grpc import RpcListener, rpc_listener
 from .http import http_protocol
 from .http.access_control import AllowedHosts, allowed_hosts
 from .http.app import build
 from .http.listener import listen, port_errors
+from .http.request_life import RequestLife
 from .limits import LOOPBACK
 from .model_repository import ModelRepository
 from .open_service import api_keys, open_service, tls_of
@@ -64,6 +67,7 @@ def start(options: ServeOptions, *, say: Printer | None = None) -> int:
     with stoppable(), contextlib.suppress(StoppedError), contextlib.ExitStack() as stack:
         host, started = options.host, stack.enter_context(slow_start_reports())
         listener = stack.enter_context(listen(host, options.port, api_key=keys, anonymous=options.anonymous))
+        rpc = stack.enter_context(rpc_listener(options, keys))
         repository = ModelRepository(
             artifact_of(options.plan(text), shown=True) for text in options.artifacts
         )
@@ -80,7 +84,7 @@ def start(options: ServeOptions, *, say: Printer | None = None) -> int:
             started()
             (say or print_line)(line)
 
-        return serve(service, listener, tls=tls, hosts=hosts, say=announce, notes=notes)
+        return serve(service, listener, tls=tls, hosts=hosts, say=announce, notes=notes, rpc=rpc)
     return 0
 
 
@@ -92,11 +96,12 @@ def serve(
     hosts: AllowedHosts | None = None,
     say: Printer | None = None,
     notes: Sequence[str] = (),
+    rpc: RpcListener | None = None,
 ) -> int:
     """Warm up, serve and drain; return the exit code: 0, or 1 when an engine died.
 
     `listener`: socket of `listener.listen`; `hosts`: accepted Host headers, None for any; `notes`: lines printed after
-    the startup line.
+    the startup line; `rpc`: where gRPC is served.
     """
     for engine in service.models.values():
         began = time.perf_counter()
@@ -111,6 +116,7 @@ def serve(
     )  # else frozen objects are not destroyed at exit, and torch's libraries complain
     gc.set_threshold(50_000, 20, 50)
     sys.setswitchinterval(SWITCH_INTERVAL)
+    np.seterr(over="ignore", invalid="ignore")  # outputs are squared to see whether all are finite
     app = build(service)
     config = uvicorn.Config(
         app,
@@ -125,7 +131,7 @@ def serve(
     server = Server(config)
     server.secure = tls is not None
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        return runner.run(_run_until_drained(service, server, listener, say or print_line, notes))
+        return runner.run(_run_until_drained(app.life, server, listener, say or print_line, notes, rpc))
 
 
 class Server(uvicorn.Server):
@@ -139,20 +145,24 @@ class Server(uvicorn.Server):
 
 
 async def _run_until_drained(
-    service: Service,
+    life: RequestLife,
     server: Server,
     listener: socket.socket,
     say: Printer,
     notes: Sequence[str],
+    rpc: RpcListener | None,
 ) -> int:
-    signals = Signals(asyncio.get_running_loop())
+    signals, service = Signals(asyncio.get_running_loop()), life.service
     service.start()
+    rpc_server = None if rpc is None else rpc.server(life)
+    if rpc_server is not None:
+        await rpc_server.start()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started and not serving.done():
         await asyncio.sleep(0.001)
     if proofs := [model.self_test_task for model in service.generators.values()]:
         await asyncio.wait(proofs, timeout=PROOF)
-    for line in (startup_line(service, listener, secure=server.secure), *notes):
+    for line in (startup_line(service, listener, rpc, secure=server.secure), *notes):
         say(line)
     try:
         while not signals.first.is_set() and not service.died and not serving.done():
@@ -162,6 +172,8 @@ async def _run_until_drained(
         died = service.died
         service.stop()
         server.should_exit = True
+        if rpc_server is not None:
+            await rpc_server.stop()
         await serving
         signals.remove()
     return 1 if died else 0

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 
 from .batching.text_inputs import takes_text
+from .grpc import RpcListener
+from .http.listener import address_of
 from .service import Service
 from .workers.opening_progress import REPORT_SECONDS, main_thread_place
 
@@ -61,12 +63,13 @@ def _require_writable() -> None:
             raise BlockingIOError(errno.EAGAIN, "nobody reads the pipe")
 
 
-def startup_line(service: Service, listener: socket.socket, *, secure: bool = False) -> str:
+def startup_line(
+    service: Service, listener: socket.socket, rpc: RpcListener | None = None, *, secure: bool = False
+) -> str:
     """Return the line printed at startup: models, address and routes.
 
     `serving NAME at http://127.0.0.1:8000 - tensors at /v2/models/NAME/infer, docs at /docs`
     """
-    host, port = listener.getsockname()[:2]
     what = [f"tensors at /v2/models/{name}/infer" for name in service.engines][:1]
     if any(engine.info.task == "embedding" for engine in service.engines.values()):
         what.append("embeddings at /v1/embeddings")
@@ -76,5 +79,7 @@ def startup_line(service: Service, listener: socket.socket, *, secure: bool = Fa
         what.append("labels and scores at /classify, /v1/rerank")
     if service.generators:
         what.append("OpenAI clients at /v1")
-    place = f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+    if rpc is not None:
+        what.append(f"gRPC at {address_of(rpc.socket)}")
+    place = f"{'https' if secure else 'http'}://{address_of(listener)}"
     return f"serving {', '.join(service.models)} at {place} - {', '.join(what)}, docs at /docs"

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+from google.protobuf.message import DecodeError
 
 from infer.errors import InferError
 from infer.serve.api.kserve import kserve_request
@@ -27,6 +28,9 @@ from infer.serve.api.kserve.kserve_types import InferRequest
 from infer.serve.api.openai.chat_types import ChatRequest
 from infer.serve.api.openai.openai_types import CompletionRequest
 from infer.serve.batching.collate import Collator
+from infer.serve.grpc.rpc_server import PROTO
+from infer.serve.grpc.schema import message_classes
+from infer.serve.grpc.tensors import read_request
 from infer.serve.http import json_parse
 from infer.serve.http.body import read_body
 from infer.serve.http.body_memory import BodyMemory, BodyReservation
@@ -137,7 +141,8 @@ def openai_json(data: bytes, chance: random.Random) -> None:
 
 
 MODEL = double()
-ENGINE: Any = SimpleNamespace(info=MODEL.info, layout=Collator(MODEL.info))
+RPC: Any = message_classes(PROTO)["ModelInferRequest"]
+ENGINE: Any = SimpleNamespace(info=MODEL.info, collator=Collator(MODEL.info))
 
 
 def kserve_binary(data: bytes, chance: random.Random) -> None:
@@ -147,10 +152,25 @@ def kserve_binary(data: bytes, chance: random.Random) -> None:
     headers = {HEADER_LENGTH: str(split).encode()}
     service = SimpleNamespace(limits=LIMITS)
     call = RequestContext(service, None, {}, headers, "id", body)  # type: ignore[arg-type]
-    request, raw = kserve_request._read(call, ENGINE)
-    arrays = kserve_request._arrays(request, raw, ENGINE)
-    sizes = ENGINE.layout.check(arrays)
+    read = kserve_request.read_tensors(call, ENGINE)
+    if read is None:  # a call of a sequence
+        return
+    arrays = {spec.name: array for spec, array in read[1]}
+    sizes = ENGINE.collator.check(arrays)
     assert arrays["x"].shape == (sizes["batch"], 4)
+
+
+def kserve_message(data: bytes, chance: random.Random) -> None:
+    """Read a damaged message of gRPC."""
+    whole = RPC(model_name="double", inputs=[{"name": "x", "datatype": "FP32", "shape": [1, 4]}])
+    whole.parameters["priority"].int64_param = len(data)
+    whole.raw_input_contents.append(data)
+    try:
+        message = RPC.FromString(mutated(whole.SerializeToString(), chance))
+    except DecodeError:
+        return
+    request, sections = read_request(message)
+    assert len(request.inputs) == len(sections)
 
 
 def texts(data: bytes, chance: random.Random) -> None:
@@ -221,6 +241,7 @@ TARGETS: dict[str, Callable[[bytes, random.Random], None]] = {
         kserve_json,
         openai_json,
         kserve_binary,
+        kserve_message,
         texts,
         framing,
         inflating,

@@ -200,10 +200,59 @@ def test_whitespace_of_json_is_bounded(grammars: GrammarCache) -> None:
     assert not takes(grammars.open({"json_object": True}), "{" + " " * 64 + "}")
 
 
+COLOUR = {"enum": ["red", "blue"], "type": "string", "title": "Colour"}
+
+
+@pytest.mark.parametrize(
+    ("array", "taken", "refused"),
+    [
+        ({"items": {"$ref": "#/$defs/Colour"}}, ["[]", '["red"]', '["blue","red"]'], ['["red","red"]']),
+        (
+            {"items": {"enum": [1, 2, 3]}, "minItems": 2, "maxItems": 2},
+            ["[3,1]"],
+            ["[1]", "[1,1]", "[1,2,3]"],
+        ),
+        ({"items": {"const": "a"}}, ["[]", '["a"]'], ['["a","a"]']),
+        ({"items": {"type": "integer"}, "maxItems": 1}, ["[]", "[7]"], ["[7,8]"]),
+    ],
+)
+def test_items_of_few_values_are_unique(
+    grammars: GrammarCache, array: dict[str, Any], taken: list[str], refused: list[str]
+) -> None:
+    inner = {"type": "array", "uniqueItems": True, "title": "Inner", **array}
+    schema = {"$defs": {"Colour": COLOUR}, "type": "object", "properties": {"a": inner}, "required": ["a"]}
+    for text in taken:
+        assert takes(grammars.open({"json_schema": schema}), f'{{"a":{text}}}'), text
+    for text in refused:
+        assert not takes(grammars.open({"json_schema": schema}), f'{{"a":{text}}}'), text
+
+
+def test_a_union_told_apart_by_a_field_is_one_of_its_branches(grammars: GrammarCache) -> None:
+    def branch(kind: str, field: str) -> dict[str, Any]:
+        properties = {"kind": {"const": kind, "type": "string"}, field: {"type": "integer"}}
+        return {"type": "object", "properties": properties, "required": ["kind", field]}
+
+    union = {
+        "oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}],
+        "discriminator": {"propertyName": "kind", "mapping": {"cat": "#/$defs/Cat", "dog": "#/$defs/Dog"}},
+    }
+    schema = {
+        "$defs": {"Cat": branch("cat", "lives"), "Dog": branch("dog", "bones")},
+        "type": "object",
+        "properties": {"pet": union},
+        "required": ["pet"],
+        "additionalProperties": False,
+    }
+    assert takes(grammars.open({"json_schema": schema}), '{"pet":{"kind":"dog","bones":3}}')
+    assert not takes(grammars.open({"json_schema": schema}), '{"pet":{"kind":"dog","lives":3}}')
+
+
 @pytest.mark.parametrize(
     ("schema", "named"),
     [
         ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "uniqueItems"),
+        ({"type": "array", "items": {"enum": [1, "1"]}, "uniqueItems": True}, "uniqueItems"),
         ({"not": {"type": "string"}}, "not"),
         ({"if": {}, "then": {}}, "if"),
         ({"type": "string", "format": "frobnicate"}, "frobnicate"),

@@ -20,6 +20,7 @@ from infer.artifact.model_info import ModelInfo
 from infer.errors import InputError, NotReadyError
 from infer.llm.text.tokenizer import Tokenizer
 from infer.serve.fast_path.coalescer import Coalescer
+from infer.serve.grpc import RpcListener
 from infer.serve.http import http_protocol
 from infer.serve.http.app import build
 from infer.serve.http.listener import listen
@@ -94,7 +95,8 @@ class Fake(ServedModel):
         return {}
 
     def predict(self, inputs: Arrays) -> Arrays:
-        rows = len(next(iter(inputs.values())))
+        first = next(iter(inputs.values()))
+        rows = len(first) if np.ndim(first) else 1
         if self.info.inputs[0].shape[:1] == ("batch",) and rows > self.info.max_batch:
             raise InputError(f"{rows} rows are more than {self.info.max_batch}")
         self.batches.append(rows)
@@ -202,7 +204,10 @@ class Prompt(uvicorn.Server):
 
 
 class Live(SimpleNamespace):
-    """`url`, `host`, `port`, `service` of a server that answers; `fast`: its fast path, None without one."""
+    """`url`, `host`, `port`, `service` of a server that answers.
+
+    `fast`: its fast path, None without one; `rpc`: HOST:PORT of gRPC, "" without it.
+    """
 
 
 @contextlib.contextmanager
@@ -214,6 +219,8 @@ def live(
     hosts: Any = None,
     share_prefix_cache: bool = False,
     fast: bool = True,
+    rpc: bool = False,
+    tls_files: Sequence[str] = (),
 ) -> Iterator[Live]:
     """Run a real uvicorn on a free port of 127.0.0.1, in a thread of its own; close the models at the end."""
     models = [model if isinstance(model, ServedModel) else ServedModel.of(model) for model in opened]
@@ -229,7 +236,12 @@ def live(
 
     async def main(listener: Any) -> None:
         service.start()
+        rpc_server = None if rpc_port is None else RpcListener(rpc_port, *tls_files).server(app.life)
+        if rpc_server is not None:
+            await rpc_server.start()
         await server.serve(sockets=[listener])
+        if rpc_server is not None:
+            await rpc_server.stop()
 
     def run(listener: Any) -> None:
         try:
@@ -240,14 +252,19 @@ def live(
         finally:
             server.began.set()
 
-    with listen("127.0.0.1", 0) as listener:
-        port = listener.getsockname()[1]
+    with listen("127.0.0.1", 0) as listener, listen("127.0.0.1", 0) as bound:
+        port, rpc_port = listener.getsockname()[1], bound if rpc else None
         thread = threading.Thread(target=run, args=(listener,))
         thread.start()
         server.began.wait()
         try:
             yield Live(
-                url=f"http://127.0.0.1:{port}", host="127.0.0.1", port=port, service=service, fast=coalescer
+                url=f"http://127.0.0.1:{port}",
+                host="127.0.0.1",
+                port=port,
+                service=service,
+                fast=coalescer,
+                rpc=f"127.0.0.1:{bound.getsockname()[1]}" if rpc else "",
             )
         finally:
             server.end()

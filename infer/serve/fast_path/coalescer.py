@@ -26,7 +26,7 @@ class Coalescer:
     """Fast path of one server; see `http_protocol.FastPath`. Runs on the event loop only."""
 
     def __init__(self, app: App) -> None:
-        self._service, self._bodies = app.service, app.bodies
+        self._service, self._bodies = app.life.service, app.life.bodies
         self._heads = HeaderCache(app)
         self._templates: WeakKeyDictionary[TensorEngine, BodyCache] = WeakKeyDictionary()
         self._arrived: dict[Kind, list[FastRequest]] = {}

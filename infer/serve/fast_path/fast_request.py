@@ -58,7 +58,7 @@ class FastRequest(PendingResult):
         self._context: RequestContext | None = None
         self._bodies, self.held = bodies, len(body)
         bodies.held += self.held
-        known.endpoint.service.active += 1
+        known.life.service.active += 1
 
     @property
     def context(self) -> RequestContext:
@@ -67,11 +67,11 @@ class FastRequest(PendingResult):
         if context is None:
             known, client = self.known, self.connection.client
             context = self._context = RequestContext(
-                known.endpoint.service,
+                known.life.service,
                 known.route,
                 known.path,
                 known.headers,
-                known.endpoint.ids.next(),
+                known.life.ids.next(),
                 self.body,
                 model=known.path["model"],
                 method=known.route.method,
@@ -102,16 +102,16 @@ class FastRequest(PendingResult):
         self.connection.resume(data, keep_alive=self.keep_alive)
 
     def resolve(self, outcome: InferResult | Exception) -> None:
-        endpoint, context = self.known.endpoint, self.context
+        life, context = self.known.life, self.context
         try:
             if isinstance(outcome, Exception):
-                response = endpoint.failed(context, outcome)
+                response = life.failed(context, outcome)
             elif self.group is None:
                 raise InferError("a request was answered that is in no group")
             else:
                 response = self.group.response(context, outcome)
         except Exception as error:  # noqa: BLE001 - whatever it was, this request alone ends
-            response = endpoint.failed(context, error)
+            response = life.failed(context, error)
         try:
             self._send(response)
         except Exception:
@@ -121,7 +121,7 @@ class FastRequest(PendingResult):
 
     def _end(self, status: int) -> None:
         group = self.group
-        self.known.endpoint.count(self.context, status, self.began)
+        self.known.life.count(self.context, status, self.began)
         self.release()
         if group is not None:
             group.end(1)
@@ -133,7 +133,7 @@ class FastRequest(PendingResult):
         """
         self._bodies.held -= self.held
         self.held = 0
-        self.known.endpoint.service.active -= 1
+        self.known.life.service.active -= 1
         context, self._context = self._context, None
         if context is not None:
             context.error, context.measure, context.body = None, None, b""
@@ -302,7 +302,7 @@ class RequestGroup(ItemOwner):
     def _write(self, answer: InferResult) -> tuple[bytes, bytes, list[bytes]] | None:
         """Return the common head before and after the request id, and the bodies; None to write each by itself."""
         first, timer = self.requests[0], self._timer
-        service = first.known.endpoint.service
+        service = first.known.life.service
         if service.traces or service.state != "ready":
             return None
         written = encode_responses(timer.engine, answer, timer.template.outputs, len(self.requests))
@@ -316,8 +316,8 @@ class RequestGroup(ItemOwner):
     def _send(self, answer: InferResult, before: bytes, after: bytes, bodies: list[bytes]) -> None:
         """Answer all requests that are not cancelled; their times end with the last write."""
         first, name = self.requests[0].known, self._timer.engine.info.name
-        endpoint, answered = first.endpoint, list[FastRequest]()
-        observers = endpoint.service.observers
+        life, answered = first.life, list[FastRequest]()
+        observers = life.service.observers
         for at, (request, body) in enumerate(zip(self.requests, bodies, strict=True)):
             if request.settled:
                 continue
@@ -326,7 +326,7 @@ class RequestGroup(ItemOwner):
                 continue
             request.settled = True
             answered.append(request)
-            id = request.context.request_id if observers else endpoint.ids.next()
+            id = request.context.request_id if observers else life.ids.next()
             try:
                 request.write(b"%b%b%b%d\r\n\r\n%b" % (before, id.encode(), after, len(body), body))
             except Exception:
@@ -334,9 +334,9 @@ class RequestGroup(ItemOwner):
                 request.connection.transport.close()
         if not answered:
             return
-        now, labels = time.perf_counter(), endpoint.labels(name)
+        now, labels = time.perf_counter(), life.labels(name)
         seconds = [now - request.began for request in answered]
-        endpoint.service.metrics.request(*labels, 200, first.route.error_format.api, *seconds)
+        life.service.metrics.request(*labels, 200, first.route.error_format.api, *seconds)
         for observer in observers:
             for request, spent in zip(answered, seconds, strict=True):
                 request.context.measure = answer.timings

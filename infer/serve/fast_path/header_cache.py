@@ -17,6 +17,7 @@ from ..api.kserve.kserve_types import InferRequest
 from ..http.app import App, Endpoint, Scope
 from ..http.http_protocol import HttpProtocol
 from ..http.request_context import queue_tenant_of, requested_timeout
+from ..http.request_life import RequestLife
 from ..http.routing import Route
 
 MAX_HEADS, MAX_HEAD_BYTES, MAX_BODY_BYTES = 1024, 2048, 16 << 10
@@ -34,7 +35,7 @@ class KnownHead:
     `queue_tenant_of`; `studies`: how many more bodies are looked at for a template.
     """
 
-    endpoint: Endpoint
+    life: RequestLife
     route: Route
     path: Mapping[str, str]
     headers: Mapping[bytes, bytes]
@@ -50,7 +51,7 @@ class HeaderCache:
     def __init__(self, app: App) -> None:
         self._app = app
         self._known: dict[tuple[bytes, bytes], KnownHead] = {}
-        limits = app.service.limits
+        limits = app.life.service.limits
         self._longest = min(MAX_BODY_BYTES, limits.max_body_bytes, limits.max_json_bytes)
 
     def find(self, head: bytes) -> tuple[KnownHead, int] | None:
@@ -64,7 +65,7 @@ class HeaderCache:
 
     def learn(self, head: bytes, connection: HttpProtocol, length: int) -> None:
         """Add a head whose requests may be coalesced: right API key, inference route, short body."""
-        service, headers = self._app.service, dict(connection.headers)
+        service, headers = self._app.life.service, dict(connection.headers)
         limits, split, written = service.limits, headers.get(HEADER_LENGTH), LENGTH.search(head)
         if written is None or len(head) > MAX_HEAD_BYTES or length > self._longest:
             return
@@ -81,9 +82,9 @@ class HeaderCache:
             self._known.clear()
         tenant = queue_tenant_of(service, headers)
         key = head[: written.start(1)], head[written.end(1) :]
-        self._known[key] = KnownHead(*found, headers, split, timeout, tenant)
+        self._known[key] = KnownHead(self._app.life, *found, headers, split, timeout, tenant)
 
-    def _find(self, connection: HttpProtocol) -> tuple[Endpoint, Route, Mapping[str, str]] | None:
+    def _find(self, connection: HttpProtocol) -> tuple[Route, Mapping[str, str]] | None:
         """Return the inference route of a head, with its path parameters."""
         scope: Scope = connection.scope  # type: ignore[assignment]
         for address in self._app.routes:
@@ -93,5 +94,5 @@ class HeaderCache:
                 route = endpoint.methods.get(scope["method"])
                 if route is None or route.In is not InferRequest:
                     return None
-                return endpoint, route, found["path_params"]
+                return route, found["path_params"]
         return None

@@ -24,7 +24,12 @@ LEAST = 8  # connections
 
 @contextlib.contextmanager
 def listen(
-    host: str, port: int, *, api_key: str | Sequence[str] | None = None, anonymous: bool = False
+    host: str,
+    port: int,
+    *,
+    api_key: str | Sequence[str] | None = None,
+    anonymous: bool = False,
+    option: str = "--port",
 ) -> Iterator[socket.socket]:
     """Bind a socket without listening: until the models are warm, connections are refused.
 
@@ -45,20 +50,26 @@ def listen(
     with socket.socket(family, kind, proto) as listener:
         if sys.platform != "win32":
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with port_errors(host, port):
+        with port_errors(host, port, option):
             listener.bind(address)
         yield listener
 
 
+def address_of(listener: socket.socket) -> str:
+    """Return the address of a bound socket as HOST:PORT."""
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 @contextlib.contextmanager
-def port_errors(host: str, port: int) -> Iterator[None]:
+def port_errors(host: str, port: int, option: str = "--port") -> Iterator[None]:
     """Raise `BusyError` or `NotUsableError` for an `OSError` of this port."""
     try:
         yield
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise BusyError(
-                f"port {port} of {host} is taken", hint="Choose another --port, or 0 for any"
+                f"port {port} of {host} is taken", hint=f"Choose another {option}, or 0 for any"
             ) from error
         raise NotUsableError(f"can't serve at {host}:{port}: {error.strerror}") from error
 

@@ -12,6 +12,7 @@ import msgspec
 
 from ....errors import GrammarError, InputError, NotUsableError
 from .grammar_request import GrammarLimits, ToolCallGrammar
+from .unique_items import without_unique_items
 
 _WHITESPACE = r"[ \n\t]{1,32}"  # of JSON, between tokens: unbounded, a small model may never stop
 _OPTIONS: Any = {"lenient": False, "coerce_one_of": False, "whitespace_pattern": _WHITESPACE}
@@ -74,7 +75,7 @@ class GrammarCompiler:
         from llguidance import LLMatcher
 
         if kind in ("json_schema", "json_object"):
-            schema = {"type": "object"} if kind == "json_object" else value
+            schema = {"type": "object"} if kind == "json_object" else without_unique_items(value)
             return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_OPTIONS)
         if kind == "regex":
             return LLMatcher.grammar_from_regex(value)
@@ -87,7 +88,7 @@ class GrammarCompiler:
         one = " ".join(filter(None, (marks["before"], "call", marks["after"])))
         more = f"({marks['between']} {one}){{0,{calls.most - 1}}}" if calls.most > 1 else ""
         start = " ".join(filter(None, (marks["opening"], one, more, marks["closing"])))
-        schema = {**calls.schema, "x-guidance": _OPTIONS}
+        schema = {**without_unique_items(calls.schema), "x-guidance": _OPTIONS}
         return f"start: {start}\ncall: %json {json.dumps(schema)}\n"
 
     def _mark(self, text: str) -> str:

@@ -1,4 +1,4 @@
-"""One KServe inference request: JSON and binary tensors in, JSON or binary tensors out.
+"""One KServe inference request: tensors that are checked and run, whichever wire brought them, and the wire of HTTP.
 
 `Inference-Header-Content-Length` alone tells where JSON ends and raw tensors begin; Content-Type does not.
 """
@@ -14,6 +14,7 @@ from ....errors import InputError
 from ....spec import TensorSpec
 from ...batching import text_inputs
 from ...batching.collate import Arrays
+from ...batching.infer_result import InferResult
 from ...batching.sequences import SequenceCall
 from ...batching.tensor_engine import DEFAULT_PRIORITY, TensorEngine
 from ...http.request_context import RequestContext
@@ -34,39 +35,51 @@ from .kserve_types import InferInput, InferRequest, Parameters
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 MOST_ID = 128
 TEXT = "text"  # a BYTES input of this name is tokenised
+Sections = list[memoryview | None]  # raw bytes of each input; None where its data is in the request itself
 TensorRequest = tuple[InferRequest, list[tuple[TensorSpec, np.ndarray]], RequestedOutputs, int]
 
 
 async def infer(context: RequestContext, engine: TensorEngine) -> Response:
-    """Run one request; raise `InputError` for anything that does not fit the model."""
-    tenant = context.queue_tenant
+    """Run one request of HTTP; raise `InputError` for anything that does not fit the model."""
     request, raw = _read(context, engine)
+    result, wanted = await run(context, engine, request, _sections(request, raw))
+    return encode_response(engine, request.id, result, wanted)
+
+
+async def run(
+    context: RequestContext, engine: TensorEngine, request: InferRequest, sections: Sections
+) -> tuple[InferResult, RequestedOutputs]:
+    """Run one request, whichever wire it came over; return its result and the outputs that it asks for.
+
+    Raises `InputError` for anything that does not fit the model, and what the engine raises.
+    """
+    tenant = context.queue_tenant
     timeout, priority = _timeout_and_priority(context, request)
     wanted = _wanted(request, engine)
     call = _sequence(request.parameters)
-    if text_inputs.takes_text(engine) and any(given.name == TEXT for given in request.inputs):
+    if _is_text(request, engine):
         if call is not None:
             raise InputError(
                 "parameter sequence_id is not supported with texts", where="request.parameters.sequence_id"
             )
         most = context.service.limits.max_queue_rows
-        arrays = await text_inputs.tokenize(engine, _texts(request, raw), max_texts=most)
+        arrays = await text_inputs.tokenize(engine, _texts(request, sections), max_texts=most)
         engine.metrics.prompt_tokens.inc(text_inputs.count_tokens(arrays))
-        answer = await text_inputs.infer_rows(
+        result = await text_inputs.infer_rows(
             engine, arrays, timeout=timeout, priority=priority, tenant=tenant
         )
     else:
-        arrays = _arrays(request, raw, engine)
+        arrays = _arrays(request, sections, engine)
         if call is None:
-            answer = await engine.infer(arrays, timeout=timeout, priority=priority, tenant=tenant)
+            result = await engine.infer(arrays, timeout=timeout, priority=priority, tenant=tenant)
         else:
-            answer = await engine.infer_in_sequence(
+            result = await engine.infer_in_sequence(
                 arrays, call, context.tenant, timeout=timeout, priority=priority, tenant=tenant
             )
             if not request.outputs:  # the server carries the states
                 wanted = [one for one in wanted if one[0].name not in engine.collator.states.values()]
-    context.measure = answer.timings
-    return encode_response(engine, request.id, answer, wanted)
+    context.measure = result.timings
+    return result, wanted
 
 
 def read_tensors(context: RequestContext, engine: TensorEngine) -> TensorRequest | None:
@@ -76,12 +89,12 @@ def read_tensors(context: RequestContext, engine: TensorEngine) -> TensorRequest
     Raises as `infer` does.
     """
     request, raw = _read(context, engine)
-    if text_inputs.takes_text(engine) and any(given.name == TEXT for given in request.inputs):
+    if _is_text(request, engine):
         return None
     if not engine.collator.plain or set(SEQUENCE) & set(request.parameters):
         return None
     _, priority = _timeout_and_priority(context, request)
-    wanted, arrays = _wanted(request, engine), _arrays(request, raw, engine)
+    wanted, arrays = _wanted(request, engine), _arrays(request, _sections(request, raw), engine)
     specs = {spec.name: spec for spec in engine.info.inputs}
     return request, [(specs[name], array) for name, array in arrays.items()], wanted, priority
 
@@ -145,10 +158,17 @@ def _timeout_and_priority(context: RequestContext, request: InferRequest) -> tup
     ]
     if refused:
         raise InputError(f"parameter {refused[0][:64]} is not supported", where="request.parameters")
+    for index, tensor in enumerate(request.inputs):
+        if any(key.startswith("shared_memory") for key in tensor.parameters):
+            raise InputError("shared memory is not supported", where=f"request.inputs[{index}]")
     timeout = _number(request.parameters, "timeout")
     priority = _number(request.parameters, "priority")
     seconds = min(timeout / 1e6, context.timeout()) if timeout else context.timeout()
     return seconds, min(priority, 255) or DEFAULT_PRIORITY
+
+
+def _is_text(request: InferRequest, engine: TensorEngine) -> bool:
+    return text_inputs.takes_text(engine) and any(given.name == TEXT for given in request.inputs)
 
 
 def _sequence(parameters: Parameters) -> SequenceCall | None:
@@ -205,13 +225,11 @@ def _wanted(request: InferRequest, engine: TensorEngine) -> list[tuple[TensorSpe
     return chosen
 
 
-def _sections(request: InferRequest, raw: memoryview) -> list[memoryview | None]:
+def _sections(request: InferRequest, raw: memoryview) -> Sections:
     """Return each input's raw bytes, or None where the data is in the JSON; together they are all of `raw`."""
-    at, sections = 0, list[memoryview | None]()
+    at, sections = 0, Sections()
     for index, given in enumerate(request.inputs):
         where = f"request.inputs[{index}]"
-        if any(key.startswith("shared_memory") for key in given.parameters):
-            raise InputError("shared memory is not supported", where=where)
         if "binary_data_size" not in given.parameters:
             sections.append(None)
             continue
@@ -227,10 +245,10 @@ def _sections(request: InferRequest, raw: memoryview) -> list[memoryview | None]
     return sections
 
 
-def _arrays(request: InferRequest, raw: memoryview, engine: TensorEngine) -> Arrays:
+def _arrays(request: InferRequest, sections: Sections, engine: TensorEngine) -> Arrays:
     specs = {spec.name: spec for spec in engine.info.inputs}
     arrays: Arrays = {}
-    for index, (given, section) in enumerate(zip(request.inputs, _sections(request, raw), strict=True)):
+    for index, (given, section) in enumerate(zip(request.inputs, sections, strict=True)):
         where = f"request.inputs[{index}]"
         spec = specs.get(given.name)
         if spec is None or given.name in arrays:
@@ -251,11 +269,11 @@ def _arrays(request: InferRequest, raw: memoryview, engine: TensorEngine) -> Arr
     return arrays
 
 
-def _texts(request: InferRequest, raw: memoryview) -> list[str]:
+def _texts(request: InferRequest, sections: Sections) -> list[str]:
     given, where = request.inputs[0], "request.inputs[0]"
     if len(request.inputs) != 1 or given.datatype != "BYTES":
         raise InputError(f"expected {TEXT!r} as BYTES and no other input", where=where)
-    (section,) = _sections(request, raw)
+    (section,) = sections
     if section is not None:
         return texts_from_binary(given.shape, section, where)
     if given.data is msgspec.UNSET:

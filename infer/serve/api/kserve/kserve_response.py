@@ -56,7 +56,7 @@ def encode_response(
     """Encode one `InferResponse`, with cached bytes for all but its numbers. Raise `NonfiniteError`."""
     tensors, chunks = list[bytes](), list[bytes]()
     for spec, binary in wanted:
-        array = _output(answer, spec)
+        array = output_of(answer, spec)
         wrong = check_finite(engine, spec, array)
         named = _tensor(spec), encode(array.shape)
         if binary:
@@ -82,7 +82,7 @@ def encode_responses(
     binary = bool(wanted) and wanted[0][1]
     named, columns = list[bytes](), list[list[bytes]]()
     for spec, raw in wanted:
-        array = _output(answer, spec)
+        array = output_of(answer, spec)
         if raw != binary or not array.size or not array.ndim or len(array) % count:
             return None
         if count_nonfinite(array, spec):
@@ -112,7 +112,8 @@ def encode_responses(
     return JSON, [], [b"%b]}]}" % body for body in bodies]
 
 
-def _output(answer: InferResult, spec: TensorSpec) -> np.ndarray:
+def output_of(answer: InferResult, spec: TensorSpec) -> np.ndarray:
+    """Return one output of a result. Raises `InferError` where the model gave none of that name."""
     array = answer.outputs.get(spec.name)
     if array is None:
         raise InferError(f"the model gave no output {spec.name}")

@@ -52,6 +52,17 @@ _GROUPS: list[tuple[str, str, tuple[Any, ...]]] = [
     ("Shorten the prompt", "truncate truncate_prompt_tokens", (None, False)),
     ("Write it into the prompt", "documents continue_final_message echo system template raw", IDLE),
     ("Use /v1/completions, whose prompt is yours", "add_generation_prompt", (None, True)),
+    (
+        "Use logprobs",
+        "logprob_token_ids return_tokens_as_token_ids return_token_ids return_prompt_text",
+        IDLE,
+    ),
+    ("Send the prompt as text or token ids", "prompt_embeds", IDLE),
+    ("Use repetition_penalty or frequency_penalty", "repetition_detection", IDLE),
+    ("Use skip_special_tokens", "spaces_between_special_tokens", (None, True)),
+    ("This server has its own KV cache", "kv_transfer_params", IDLE),
+    ("Use tools", "web_search_options", (None,)),
+    ("Check texts before and after", "moderation", IDLE),
     ("Only text is generated", "audio", IDLE),
     ("Only text is generated", "modalities", (*IDLE, ["text"])),
 ]
