@@ -201,7 +201,8 @@ def inflating(data: bytes, chance: random.Random) -> None:
 
 def server_events(data: bytes, chance: random.Random) -> None:
     """Check that one event is one line of valid JSON for any model output."""
-    from infer.serve.api.openai.server_sent_events import ChunkWriter, encode
+    from infer.serve.api.openai.chunk_writer import ChunkWriter
+    from infer.serve.generation.event_stream import encode
 
     text = data.decode("utf-8", "replace") + chr(chance.choice([0x2028, 0x85, 10, 13, 0]))
     event = ChunkWriter({"id": text[:9]}, usage=False).choice(

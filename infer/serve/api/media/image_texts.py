@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ....errors import InputError
 from ....llm.engine.requests import Request
 from ....tasks.image_text import ImageSource
 from ...http.request_context import RequestContext, assign_tenant
 from ...llm.llm_engine import LLMEngine
-from ..openai.chat_types import ContentPart, Message
 from ..text import text_request
 from ..text.text_types import GeneratedText
 from . import media_request
@@ -74,20 +74,20 @@ async def describe(
 
 
 async def read_conversation(
-    context: RequestContext, engine: LLMEngine, messages: Sequence[Message]
+    context: RequestContext, engine: LLMEngine, messages: Sequence[Mapping[str, Any]]
 ) -> tuple[list[int], bytes]:
     """Return the prompt and the image of a conversation of one message: an image, and perhaps a text.
 
     Raises `InputError` for any other conversation: such a model reads one image and knows no roles.
     """
-    parts = messages[0].content if len(messages) == 1 and messages[0].role == "user" else None
-    images = [part for part in parts if part.type == "image_url"] if isinstance(parts, list) else []
+    parts = messages[0].get("content") if len(messages) == 1 and messages[0]["role"] == "user" else None
+    images = [part for part in parts if part["type"] == "image_url"] if isinstance(parts, list) else []
     if not isinstance(parts, list) or len(images) != 1:
         raise InputError(
             "expected one user message with one part of type image_url: this model writes text about an image",
             where="messages",
         )
-    text = "".join(part.text or "" for part in parts if part.type == "text")
+    text = "".join(part.get("text") or "" for part in parts if part["type"] == "text")
     where, source = "messages[0].content", _source(engine)
     tokens = await _tokens(engine, source, text, where)
     data = media_request.from_base64(_url(images[0], where), where)
@@ -110,9 +110,9 @@ def _source(engine: LLMEngine) -> ImageSource:
     return found
 
 
-def _url(part: ContentPart, where: str) -> str:
-    found = part.image_url
-    url = found if isinstance(found, str) else found.url if found is not None else None
-    if not url:
+def _url(part: Mapping[str, Any], where: str) -> str:
+    image = part.get("image_url")
+    url = image.get("url") if isinstance(image, Mapping) else image
+    if not isinstance(url, str) or not url:
         raise InputError("expected image_url with a data URL", where=where)
     return url

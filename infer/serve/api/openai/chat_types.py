@@ -81,6 +81,11 @@ class ChatRequest(CommonFields, kw_only=True):
     chat_template: str | None = None
 
 
+def without_nulls(value: msgspec.Struct) -> dict[str, Any]:
+    """Return a message or a tool as chat templates take it: a dict without null fields."""
+    return {name: field for name, field in msgspec.to_builtins(value).items() if field is not None}
+
+
 class ResponseMessage(msgspec.Struct, kw_only=True):
     role: Literal["assistant"] = "assistant"
     content: str | None = None
