@@ -9,6 +9,7 @@ All raise `InputError` that names the field as the request of the dialect calls 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -18,9 +19,9 @@ import msgspec
 from ...errors import InputError
 from ...llm.engine.requests import Request
 from ...llm.engine.sampling.sampling_options import Sampling
-from ..api.media import image_texts
 from ..http.request_context import RequestContext, assign_tenant
 from ..llm.llm_engine import LLMEngine
+from . import image_prompt
 from .grammar import compile_grammar
 from .prompt import chat_prompt, max_new_tokens
 from .reply import Reply
@@ -50,6 +51,11 @@ class Conversation(msgspec.Struct, kw_only=True):
     priority: int = 0
     stream: bool = False
     places: dict[str, str] = {}
+
+
+def new_id(prefix: str) -> str:
+    """Return a new id of a response, or of an item of one, as `resp_` and 32 hexadecimal digits."""
+    return f"{prefix}_{os.urandom(16).hex()}"
 
 
 class Prompt(NamedTuple):
@@ -111,8 +117,8 @@ def _tools(model: LLMEngine, conversation: Conversation) -> Tools:
 async def _read_prompt(
     context: RequestContext, model: LLMEngine, conversation: Conversation, usable: Tools
 ) -> Prompt:
-    if image_texts.source_of(model) is not None:
-        return Prompt(*await image_texts.read_conversation(context, model, conversation.messages))
+    if image_prompt.source_of(model) is not None:
+        return Prompt(*await image_prompt.read_conversation(context, model, conversation.messages))
     shown = conversation.tools if usable.active else None
     options = conversation.template_options
     return Prompt(await chat_prompt(model, conversation.messages, shown, options), None)

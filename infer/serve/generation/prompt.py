@@ -40,6 +40,16 @@ async def chat_prompt(
     return row
 
 
+def effort_options(model: LLMEngine, effort: str | None, where: str) -> dict[str, Any]:
+    """Return the chat template's variables for an effort of reasoning; raises `InputError` where it knows none."""
+    if effort is None:
+        return {}
+    sources = "".join(model.template.sources.values()) if model.template is not None else ""
+    if effort != "none" and not any(name in sources for name in ("reasoning_effort", "enable_thinking")):
+        raise InputError("this model's chat template knows no effort of reasoning", where=where)
+    return {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+
+
 def check_size(model: LLMEngine, texts: Sequence[str], where: str) -> None:
     """Raise `ContextLengthError` for a text that no tokenizer makes short enough."""
     if any(len(text) > model.context * TOKEN_CHARACTERS for text in texts):

@@ -125,6 +125,7 @@ class Endpoint:
             request_id,
             method=scope["method"],
             client=(scope.get("client") or ("",))[0],
+            query=scope.get("query_string", b"").decode("latin-1"),
             known=route is not None,
             trace=start_trace(scope["headers"], always=service.traces)
             if b"traceparent" in headers or service.traces

@@ -30,10 +30,11 @@ CONSTRAINTS = {"response_format": ResponseFormat, "structured_outputs": Structur
 DEFAULT_TOKENS = 16  # of /v1/completions, as OpenAI has it
 
 
-def read_request(context: RequestContext, to: type[T]) -> tuple[T, int]:
+def read_request(context: RequestContext, to: type[T], *, strict: bool = False) -> tuple[T, int]:
     """Return the decoded body and the number of its unknown fields.
 
-    Raises `InputError` naming a field that is wrong, or shapes the output and is not offered.
+    Raises `InputError` naming a field that is wrong, or shapes the output and is not offered; if `strict`, any that is
+    not offered and asks for something.
     """
     require_json(context)
     value = context.value()
@@ -42,6 +43,8 @@ def read_request(context: RequestContext, to: type[T]) -> tuple[T, int]:
         if (given := getattr(request, field)) is not None:
             check_range(option, given, served=True, where=field)
     refuse_fields(value, _fields(to))
+    if strict:
+        refuse_unknown(value, _fields(to), "")
     for name, kind in CONSTRAINTS.items():
         refuse_unknown(value.get(name), _fields(kind), name)
     return request, len(value.keys() - _fields(to))

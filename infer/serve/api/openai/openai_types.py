@@ -17,6 +17,8 @@ Finish = Literal["stop", "length", "tool_calls"]
 OPTION_NAMES = {
     "include_stop_str_in_output": "include_stop",
     "max_completion_tokens": "max_tokens",
+    "max_output_tokens": "max_tokens",
+    "stop_sequences": "stop",
     "top_logprobs": "logprobs",
 }
 
