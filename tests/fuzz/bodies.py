@@ -20,12 +20,14 @@ from typing import Any
 import msgspec
 
 from infer.errors import InferError
+from infer.serve.api.anthropic.messages_types import MessagesRequest
 from infer.serve.api.kserve import kserve_request
 from infer.serve.api.kserve.kserve_response import HEADER_LENGTH
 from infer.serve.api.kserve.kserve_tensors import texts_from_binary
 from infer.serve.api.kserve.kserve_types import InferRequest
 from infer.serve.api.openai.chat_types import ChatRequest
 from infer.serve.api.openai.openai_types import CompletionRequest
+from infer.serve.api.responses.responses_types import ResponsesRequest
 from infer.serve.batching.collate import Collator
 from infer.serve.http import json_parse
 from infer.serve.http.body import read_body
@@ -129,7 +131,7 @@ def plain_json(data: bytes, chance: random.Random) -> None:
 
 def openai_json(data: bytes, chance: random.Random) -> None:
     value = json_parse.parse(data)
-    for kind in (CompletionRequest, ChatRequest):
+    for kind in (CompletionRequest, ChatRequest, ResponsesRequest, MessagesRequest):
         try:
             msgspec.json.encode(json_parse.convert(value, kind))
         except InferError:

@@ -13,7 +13,7 @@ class ScriptedReply:
     """Reply that ends with the last of `parts`, one list of them for each output."""
 
     model = SimpleNamespace(text=None)
-    request = SimpleNamespace(id="msg_1", sampling=SimpleNamespace(logprobs=None))
+    request = SimpleNamespace(id="msg_1", sampling=SimpleNamespace(logprobs=None, max_tokens=4))
 
     def __init__(self, *parts: list[ToolDelta], finish: str = "stop") -> None:
         self.parts, self.finish = list(parts), finish

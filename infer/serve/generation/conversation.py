@@ -32,7 +32,8 @@ class Conversation(msgspec.Struct, kw_only=True):
     """Request for the next message; messages, tools and errors have the form of OpenAI's chat completions.
 
     - `id`: of the engine's request; `messages`, `tools`, `template_options`: as chat templates take them.
-    - `options`: of `Sampling` by name, None for the model's own; `max_tokens`: None for all that fit.
+    - `options`: of `Sampling` by name, None for the model's own; `max_tokens`: None for all that fit; `cut_to_context`:
+      fewer than `max_tokens` if no more fit, instead of an error.
     - `grammar`: constraint on the answer, which the request's field `grammar_field` asked for.
     - `stream`: outputs are read at each step, not at the end.
     - `places`: names that fields have in the dialect's request, as {"messages[0]": "system"}, where others than here.
@@ -48,6 +49,7 @@ class Conversation(msgspec.Struct, kw_only=True):
     grammar: dict[str, Any] | None = None
     grammar_field: str = "response_format"
     max_tokens: int | None = None
+    cut_to_context: bool = False
     priority: int = 0
     stream: bool = False
     places: dict[str, str] = {}
@@ -77,10 +79,11 @@ async def start(context: RequestContext, model: LLMEngine, conversation: Convers
         grammar = usable.constraint(conversation.grammar)
         constrained_by = "tools" if usable.grammar else conversation.grammar_field
         prompt = await _read_prompt(context, model, conversation, usable)
-        options = {
-            **conversation.options,
-            "max_tokens": max_new_tokens(model, prompt.tokens, conversation.max_tokens, None),
-        }
+        wanted, most = conversation.max_tokens, None
+        if conversation.cut_to_context:
+            wanted, most = None, conversation.max_tokens
+        limit = max_new_tokens(model, prompt.tokens, wanted, most)
+        options = {**conversation.options, "max_tokens": limit}
         if prompt.image is not None:
             options["temperature"] = options.get("temperature") or 0.0
         if usable.active:  # markers of calls may be special tokens

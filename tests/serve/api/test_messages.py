@@ -222,6 +222,21 @@ def test_a_last_message_of_the_assistant_is_continued(claude: anthropic.Anthropi
     assert count.input_tokens == len("user:hi;assistant:So ") + 1
 
 
+def test_what_a_user_says_in_a_row_is_one_message(claude: anthropic.Anthropic) -> None:
+    blocks = [{"type": "text", "text": "there"}, {"type": "text", "text": "!"}]
+    messages: Any = [HELLO, {"role": "user", "content": blocks}, {"role": "user", "content": "x"}]
+    count = claude.messages.count_tokens(model="fake_llm", messages=messages)
+    assert count.input_tokens == len("user:hi\nthere\n!\nx;assistant:") + 1
+
+
+def test_more_tokens_than_fit_end_at_the_context(raw: httpx.Client) -> None:
+    body = ask(raw, max_tokens=9999)
+    assert body["stop_reason"] == "model_context_window_exceeded"
+    usage = body["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] + usage["output_tokens"] == 256
+    assert check_order(streamed(raw, max_tokens=9999))["stop_reason"] == body["stop_reason"]
+
+
 def test_thinking_and_effort_go_to_the_template(tmp_path: Path) -> None:
     template = TEMPLATE + "{% if enable_thinking %}think{{ reasoning_effort }}{% endif %}"
     with (
@@ -245,14 +260,14 @@ def test_thinking_and_effort_go_to_the_template(tmp_path: Path) -> None:
 
 def test_a_stop_sequence_is_named(tmp_path: Path) -> None:
     reply: Any = ScriptedReply([ToolDelta(content="a")])
-    writer = MessageWriter(reply, "m")
+    writer = MessageWriter(reply, "m", 4)
     output: Any = type("Stopped", (), {"stopped_by": "\n\nHuman:"})
     message = writer.whole([output])
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "\n\nHuman:")
 
 
 def test_a_thought_is_a_block_of_its_own_before_the_text() -> None:
-    writer = MessageWriter(thought_then_called(), "m")  # type: ignore[arg-type]
+    writer = MessageWriter(thought_then_called(), "m", 4)  # type: ignore[arg-type]
     output: Any = type("Running", (), {"stopped_by": None})
     body = writer.begin() + b"".join(writer.events([output]) for _ in range(4)) + writer.end()
     message = check_order(events(body.decode()))
@@ -266,7 +281,7 @@ def test_a_call_that_was_cut_short_is_not_given_out_as_a_whole() -> None:
     reply: Any = ScriptedReply(
         [ToolDelta(content="a"), ToolDelta(index=0, id="c", name="f", arguments='{"x')], finish="length"
     )
-    writer = MessageWriter(reply, "m")
+    writer = MessageWriter(reply, "m", 4)
     message = writer.whole([type("Cut", (), {"stopped_by": None})])  # type: ignore[list-item]
     assert [block.__struct_config__.tag for block in message.content] == ["text"]
     assert message.stop_reason == "max_tokens"
@@ -310,7 +325,7 @@ SOURCE = {"type": "base64", "media_type": "image/png", "data": "aa"}
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]},
             "messages[0].content[0].tool_use_id",
         ),
-        ({"messages": [{**HELLO, "content": "x" * 300}]}, "max_tokens"),
+        ({"messages": [{**HELLO, "content": "x" * 300}]}, "messages"),
         ({"messages": [{**HELLO, "content": "x" * 100_000}]}, "messages"),
         ({"messages": [{**HELLO, "content": "50%"}]}, "messages"),
         ({"system": 1}, "system"),
@@ -336,7 +351,6 @@ SOURCE = {"type": "base64", "media_type": "image/png", "data": "aa"}
         ({"thinking": {"type": "between_tools"}}, "thinking.type"),
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": 9999}, "max_tokens"),
         ({"temperature": -1}, "temperature"),
         ({"top_p": 2}, "top_p"),
         ({"top_k": "x"}, "top_k"),

@@ -19,7 +19,7 @@ async def create(context: RequestContext) -> Any:
     model = find_llm(context, request.model)
     context.seconds = request.timeout
     reply = await conversations.start(context, model, messages_request.conversation(request, model))
-    writer = MessageWriter(reply, request.model)
+    writer = MessageWriter(reply, request.model, request.max_tokens)
     if request.stream:
         return EventStream(reply.stream, writer).reply(model.headers())
     try:

@@ -43,12 +43,15 @@ def _event(event: MessageEvent) -> bytes:
 
 
 class MessageWriter:
-    """Builder of a message from the outputs of its reply: the events of a stream, or the message as a whole."""
+    """Builder of a message from the outputs of its reply: the events of a stream, or the message as a whole.
+
+    `max_tokens`: those that were asked for, of which the engine may have been given fewer.
+    """
 
     ping = _event(Ping())
 
-    def __init__(self, reply: Reply, model: str) -> None:
-        self.reply, self._parts = reply, PartSequence()
+    def __init__(self, reply: Reply, model: str, max_tokens: int) -> None:
+        self.reply, self._parts, self._max_tokens = reply, PartSequence(), max_tokens
         self.message = MessageReply(id=reply.request.id, model=model, usage=self._usage())
         self._finish: str | None = None
         self._stopped_by: str | int | None = None
@@ -95,7 +98,8 @@ class MessageWriter:
         if self._finish == "tool_calls":
             return "tool_use"
         if self._finish == "length":
-            return "max_tokens"
+            cut = self.reply.request.sampling.max_tokens < self._max_tokens
+            return "model_context_window_exceeded" if cut else "max_tokens"
         return "stop_sequence" if isinstance(self._stopped_by, str) else "end_turn"
 
     def _usage(self) -> MessageUsage:

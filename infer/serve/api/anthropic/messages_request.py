@@ -66,8 +66,8 @@ def conversation(request: CountRequest, model: LLMEngine) -> Conversation:
         budget = thinking.budget_tokens if thinking is not None else None
         if budget is not None and budget >= request.max_tokens:
             raise InputError("expected fewer than max_tokens", where="thinking.budget_tokens")
-        asked.max_tokens, asked.priority = request.max_tokens, request.priority or 0
-        asked.stream = bool(request.stream)
+        asked.max_tokens, asked.cut_to_context = request.max_tokens, True
+        asked.priority, asked.stream = request.priority or 0, bool(request.stream)
         sampled = {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
         asked.options = {**sampled, "stop": request.stop_sequences}
     return asked
@@ -88,28 +88,28 @@ class Messages:
         return last["role"] == "assistant" and "tool_calls" not in last
 
     def add(self, role: str, content: str | Sequence[Block], where: str) -> None:
-        """Add a message, whose content stands at `where`."""
+        """Add a message, whose content stands at `where`; what a user says in a row is one message."""
         if isinstance(content, str):
-            self._append({"role": role, "content": content}, where)
-            return
-        blocks = [_block(block, BLOCKS[role], f"{where}[{i}]") for i, block in enumerate(content)]
+            blocks, places = list[AnyBlock]([TextInput(text=content)]), [where]
+        else:
+            places = [f"{where}[{i}]" for i in range(len(content))]
+            blocks = [
+                _block(block, BLOCKS[role], place) for block, place in zip(content, places, strict=True)
+            ]
         if role == "assistant":
             self._add_reply(blocks, where)
             return
-        for i, block in enumerate(blocks):
+        for block, place in zip(blocks, places, strict=True):
             if isinstance(block, ToolResultInput):
-                self._add_result(block, f"{where}[{i}]")
-        shown = [
-            (i, _part(block, f"{where}[{i}]"))
-            for i, block in enumerate(blocks)
-            if isinstance(block, TextInput | ImageInput)
-        ]
-        if shown or not blocks:
-            self._append({"role": role, "content": [part for _, part in shown]}, where)
-            message = len(self.all) - 1
-            self.places |= {
-                f"messages[{message}].content[{at}]": f"{where}[{i}]" for at, (i, _) in enumerate(shown)
-            }
+                self._add_result(block, place)
+        if not blocks or any(isinstance(block, TextInput | ImageInput) for block in blocks):
+            if not self.all or self.all[-1]["role"] != role:
+                self._append({"role": role, "content": []}, where)
+            parts = self.all[-1]["content"]
+            for block, place in zip(blocks, places, strict=True):
+                if isinstance(block, TextInput | ImageInput):
+                    self.places[f"messages[{len(self.all) - 1}].content[{len(parts)}]"] = place
+                    parts.append(_part(block, place))
 
     def _add_reply(self, blocks: Sequence[AnyBlock], where: str) -> None:
         texts = [block.text for block in blocks if isinstance(block, TextInput)]

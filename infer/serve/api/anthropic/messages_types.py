@@ -10,7 +10,7 @@ from msgspec import Meta
 from ..openai.openai_types import Stop, option
 
 Block = dict[str, Any]
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
 
 class InputMessage(msgspec.Struct, forbid_unknown_fields=True):
@@ -65,7 +65,7 @@ class CountRequest(msgspec.Struct, kw_only=True):
 
 
 class MessagesRequest(CountRequest, kw_only=True):
-    """Body of /v1/messages; `priority` and `timeout` are this server's own."""
+    """Body of /v1/messages; `max_tokens` may be more than fits; `priority` and `timeout` are this server's own."""
 
     max_tokens: Annotated[int, option("max_tokens"), Meta(ge=1)]
     stop_sequences: Annotated[Annotated[list[Stop], Meta(max_length=16)] | None, option("stop_sequences")] = (
