@@ -2,7 +2,6 @@
 
     start(context, model, conversation) -> Reply          prompt, constraint, admission, and the engine's request
     read_prompt(context, model, conversation) -> Prompt   token ids, and the image that a model reads
-    complete_sampling(model, options) -> Sampling         with the model's own defaults
 
 All raise `InputError` that names the field as the request of the dialect calls it.
 """
@@ -18,12 +17,11 @@ import msgspec
 
 from ...errors import InputError
 from ...llm.engine.requests import Request
-from ...llm.engine.sampling.sampling_options import Sampling
 from ..http.request_context import RequestContext, assign_tenant
 from ..llm.llm_engine import LLMEngine
 from . import image_prompt
-from .grammar import compile_grammar
-from .prompt import chat_prompt, max_new_tokens
+from .engine_request import compile_grammar, complete_sampling, max_new_tokens
+from .prompt import chat_prompt
 from .reply import Reply
 from .tools import Tools
 
@@ -79,10 +77,8 @@ async def start(context: RequestContext, model: LLMEngine, conversation: Convers
         grammar = usable.constraint(conversation.grammar)
         constrained_by = "tools" if usable.grammar else conversation.grammar_field
         prompt = await _read_prompt(context, model, conversation, usable)
-        wanted, most = conversation.max_tokens, None
-        if conversation.cut_to_context:
-            wanted, most = None, conversation.max_tokens
-        limit = max_new_tokens(model, prompt.tokens, wanted, most)
+        most, cut = conversation.max_tokens, conversation.cut_to_context
+        limit = max_new_tokens(model, prompt.tokens, None if cut else most, most if cut else None)
         options = {**conversation.options, "max_tokens": limit}
         if prompt.image is not None:
             options["temperature"] = options.get("temperature") or 0.0
@@ -125,16 +121,6 @@ async def _read_prompt(
     shown = conversation.tools if usable.active else None
     options = conversation.template_options
     return Prompt(await chat_prompt(model, conversation.messages, shown, options), None)
-
-
-def complete_sampling(model: LLMEngine, options: Mapping[str, Any]) -> Sampling:
-    """Return the sampling parameters; an option that is None is that of the model's generation config.
-
-    Raises `InputError` naming an option out of its range.
-    """
-    completed: Sampling = model.language_model.config.complete(dict(options))
-    completed.check(model.vocab_size, served=True)
-    return completed
 
 
 @contextmanager

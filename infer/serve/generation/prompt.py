@@ -1,4 +1,4 @@
-"""Prompt of a conversation as token ids, and the tokens that may follow it."""
+"""Prompt of a conversation as token ids, and the variables of its chat template."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ from typing import Any
 
 from ...errors import InputError
 from ..llm.llm_engine import LLMEngine
+from .engine_request import check_size
 
-TOKEN_CHARACTERS = 256  # no token is longer, so a text beyond that times the context can't fit
 RESERVED = {"chat_template", "self", "messages", "tools", "documents"}  # of the arguments of a template
-
-
-class ContextLengthError(InputError):
-    code = "context_length_exceeded"
 
 
 async def chat_prompt(
@@ -48,24 +44,3 @@ def effort_options(model: LLMEngine, effort: str | None, where: str) -> dict[str
     if effort != "none" and not any(name in sources for name in ("reasoning_effort", "enable_thinking")):
         raise InputError("this model's chat template knows no effort of reasoning", where=where)
     return {"reasoning_effort": effort, "enable_thinking": effort != "none"}
-
-
-def check_size(model: LLMEngine, texts: Sequence[str], where: str) -> None:
-    """Raise `ContextLengthError` for a text that no tokenizer makes short enough."""
-    if any(len(text) > model.context * TOKEN_CHARACTERS for text in texts):
-        raise ContextLengthError(f"the text is longer than {model.context} tokens", where=where)
-
-
-def max_new_tokens(model: LLMEngine, prompt: Sequence[int], wanted: int | None, default: int | None) -> int:
-    """Return the limit of generated tokens: `wanted`, or at most `default` (None: all that fit)."""
-    left = model.context - (model.start_tokens or len(prompt))
-    if left < (wanted or 0):
-        asked = f" and {wanted} to come" if wanted else ""
-        raise ContextLengthError(
-            f"this model's context is {model.context} tokens, the prompt has {len(prompt)}{asked}",
-            hint="Shorten the prompt or lower max_tokens",
-            where="max_tokens" if wanted else "prompt",
-        )
-    if wanted is None and left == 0:
-        raise ContextLengthError(f"the prompt fills the context of {model.context} tokens", where="prompt")
-    return wanted if wanted is not None else left if default is None else min(default, left)

@@ -9,9 +9,8 @@ import msgspec
 
 from ....errors import InputError
 from ....llm.engine.requests import Output, Request, TokenLogprob
+from ...generation.engine_request import compile_grammar, max_new_tokens
 from ...generation.event_stream import EventStream, encode
-from ...generation.grammar import compile_grammar
-from ...generation.prompt import max_new_tokens
 from ...generation.reply import UsageCounter
 from ...http.request_context import RequestContext, assign_tenant
 from ...llm.llm_engine import LLMEngine

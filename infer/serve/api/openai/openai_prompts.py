@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....errors import InputError
-from ...generation.prompt import check_size
+from ...generation.engine_request import check_size
 from ...http.request_context import RequestContext
 from ...llm.llm_engine import LLMEngine
 

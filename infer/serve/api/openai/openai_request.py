@@ -10,7 +10,7 @@ import msgspec
 
 from ....errors import InputError
 from ....llm.engine.sampling.sampling_options import OPTIONS, Sampling, check_range
-from ...generation.conversation import complete_sampling
+from ...generation.engine_request import complete_sampling
 from ...http import json_parse
 from ...http.request_context import RequestContext
 from ...llm.llm_engine import LLMEngine

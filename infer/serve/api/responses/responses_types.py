@@ -33,7 +33,7 @@ class TextFormat(msgspec.Struct, kw_only=True):
 
 
 class Reasoning(msgspec.Struct, forbid_unknown_fields=True):
-    """How much the model thinks: `effort` goes to its chat template. No summaries are made."""
+    """Effort of thoughts, which goes to the chat template; no summaries are made."""
 
     effort: Effort | None = None
     summary: Literal["auto"] | None = None
