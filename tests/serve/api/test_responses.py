@@ -219,6 +219,23 @@ def test_what_a_turn_said_and_called_goes_back_as_items(client: openai.OpenAI, r
         assert again.usage.input_tokens == chained.usage.input_tokens
 
 
+def test_a_reference_stands_for_an_item_that_is_kept(client: openai.OpenAI) -> None:
+    first = client.responses.create(model="fake_llm", input="x", max_output_tokens=2)
+    items: Any = [
+        {"role": "user", "content": "x"},
+        {"type": "item_reference", "id": first.output[0].id},
+        {"role": "user", "content": "y"},
+    ]
+    again = client.responses.create(model="fake_llm", input=items, max_output_tokens=1)
+    assert again.usage is not None
+    assert again.usage.input_tokens == len("user:x;assistant:AB;user:y;assistant:") + 1
+    client.responses.delete(again.id)
+    client.responses.delete(first.id)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model="fake_llm", input=items)
+    assert caught.value.param == "input[1].id"
+
+
 def test_items_of_one_turn_become_one_message_for_the_template(raw: httpx.Client) -> None:
     """The fake template writes role and content of each message, so the prompt's length tells the messages."""
     call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
@@ -353,9 +370,10 @@ def test_a_response_beyond_the_limit_is_not_kept_and_evicts_none() -> None:
         ({"input": [1]}, "input[0]"),
         ({"input": [[]]}, "input[0]"),
         ({"input": [{}]}, "input[0]"),
+        ({"input": [{"id": "x"}]}, "input[0].id"),
         ({"input": [{"type": 1}]}, "input[0].type"),
         ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].id"),
         ({"input": [{"role": "nobody", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": 1}]}, "input[0].content"),
         ({"input": [{"role": "user", "content": [1]}]}, "input[0].content[0]"),

@@ -7,25 +7,26 @@ from typing import Any
 
 import msgspec
 
-OVERHEAD = 1024  # bytes of an entry beside its JSON
+OVERHEAD, ID_OVERHEAD = 1024, 256  # bytes of an entry beside its JSON, and of each id that is found again
 
 
 class StoredResponse(msgspec.Struct, frozen=True):
     """A response as JSON, and the items of its conversation as JSON: those of the request, then those of the reply.
 
-    `given`: number of the former, with those of the responses before it.
+    `given`: number of the former, with those of the responses before it; `new_ids`: of the items that those have not.
     """
 
     body: bytes
     items: bytes
     given: int
+    new_ids: tuple[str, ...] = ()
 
     def conversation(self) -> list[dict[str, Any]]:
         return list(msgspec.json.decode(self.items))
 
     @property
     def size(self) -> int:
-        return len(self.body) + len(self.items) + OVERHEAD
+        return len(self.body) + len(self.items) + OVERHEAD + ID_OVERHEAD * len(self.new_ids)
 
 
 class ResponseStore:
@@ -39,6 +40,7 @@ class ResponseStore:
         self.bytes = self.count = 0
         self._tenants: dict[str, OrderedDict[str, StoredResponse]] = {}
         self._held: dict[str, int] = {}  # bytes of each tenant
+        self._owners: dict[tuple[str, str], str] = {}  # tenant and id of an item → its response
 
     @property
     def keeps(self) -> bool:
@@ -50,6 +52,8 @@ class ResponseStore:
             return
         self._tenants.setdefault(tenant, OrderedDict())[id] = response
         self._count(tenant, response.size, 1)
+        for item in response.new_ids:
+            self._owners.setdefault((tenant, item), id)
         while self.bytes > self.max_bytes or self.count > self.max_count:
             largest = max(self._held, key=self._held.__getitem__)
             self.remove(largest, next(iter(self._tenants[largest])))
@@ -68,7 +72,17 @@ class ResponseStore:
         if response is None:
             return False
         self._count(tenant, -response.size, -1)
+        for item in response.new_ids:
+            if self._owners.get((tenant, item)) == id:
+                del self._owners[tenant, item]
         return True
+
+    def item(self, tenant: str, id: str) -> dict[str, Any] | None:
+        """Return an item of the tenant's responses by its id."""
+        owner = self._owners.get((tenant, id))
+        response = None if owner is None else self.get(tenant, owner)
+        items = response.conversation() if response is not None else []
+        return next((item for item in items if item["id"] == id), None)
 
     def _count(self, tenant: str, size: int, number: int) -> None:
         self.bytes += size

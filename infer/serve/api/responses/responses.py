@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -46,7 +47,9 @@ class Responses:
         if request.store and not self.store.keeps:
             raise InputError("this server keeps no responses", where="store", hint="Send store false")
         earlier = self._earlier(context, request.previous_response_id)
-        items = [*earlier, *responses_request.read_items(request.input)]
+        tenant = context.tenant
+        new = responses_request.read_items(request.input, partial(self.store.item, tenant))
+        items = [*earlier, *new]
         if len(items) > MAX_ITEMS:
             raise InputError(
                 f"expected at most {MAX_ITEMS} items with those of earlier responses, got {len(items)}",
@@ -57,14 +60,13 @@ class Responses:
         reply = await conversations.start(context, model, asked)
         stored = self.store.keeps and request.store is not False
         response = _response(request, asked, reply, stored=stored)
-        tenant = context.tenant
 
         def keep(ended: ResponseObject) -> None:
             if stored:
                 whole = msgspec.json.encode([*items, *ended.output])
-                self.store.put(
-                    tenant, ended.id, StoredResponse(msgspec.json.encode(ended), whole, len(items))
-                )
+                ids = (*(item["id"] for item in new), *(item.id for item in ended.output))
+                kept = StoredResponse(msgspec.json.encode(ended), whole, len(items), ids)
+                self.store.put(tenant, ended.id, kept)
 
         writer = ResponseWriter(reply, response, keep)
         if request.stream:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -19,6 +19,7 @@ from .responses_types import (
     InputMessage,
     InputPart,
     Item,
+    ItemReference,
     ReasoningItem,
     ResponsesRequest,
     TextFormat,
@@ -35,17 +36,25 @@ PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fc
 LOGPROBS = "message.output_text.logprobs"
 
 
-def read_items(given: str | Sequence[Item]) -> list[Item]:
-    """Return the items of `input`, checked, with an id and a status, as they are kept and listed."""
+def read_items(given: str | Sequence[Item], kept: Callable[[str], Item | None]) -> list[Item]:
+    """Return the items of `input`, checked, with an id and a status, as they are kept and listed.
+
+    `kept`: looks up the item of an id, for a reference to it.
+    """
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
-    return [_read_item(item, f"input[{i}]") for i, item in enumerate(given)]
+    return [_read_item(item, f"input[{i}]", kept) for i, item in enumerate(given)]
 
 
-def _read_item(given: Item, where: str) -> Item:
-    kind = given.get("type") or "message"
+def _read_item(given: Item, where: str, kept: Callable[[str], Item | None]) -> Item:
+    kind = given.get("type") or ("message" if "role" in given else "item_reference")
+    if kind == "item_reference":
+        reference = read_object({**given, "type": kind}, ItemReference, where)
+        if (found := kept(reference.id)) is None:
+            raise InputError("no item of this id is kept", where=f"{where}.id", hint="Send the item itself")
+        return found
     if not isinstance(kind, str) or kind not in KINDS:
-        known = ", ".join(KINDS)
+        known = ", ".join((*KINDS, "item_reference"))
         raise InputError(
             f"items of type {kind!r:.64} are not offered: expected {known}", where=f"{where}.type"
         )

@@ -46,8 +46,8 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 class ResponsesRequest(msgspec.Struct, kw_only=True):
     """Body of /v1/responses; null equals absent. A field that is not here, and asks for something, is refused.
 
-    `input`: a text, or items of type message, function_call, function_call_output and reasoning. `store`: keep the
-    response for GET and `previous_response_id`, by default where the server keeps any.
+    `input`: a text, or items of type message, function_call, function_call_output, reasoning and item_reference.
+    `store`: keep the response for GET, `previous_response_id` and references, by default where the server keeps any.
     """
 
     model: str
@@ -139,6 +139,12 @@ class ReasoningItem(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field=
     summary: list[SummaryText]
     content: list[ReasoningText] | None = None
     status: ItemStatus | None = None
+
+
+class ItemReference(msgspec.Struct, tag_field="type", tag="item_reference"):
+    """An item of a response that is kept."""
+
+    id: str
 
 
 class FunctionTool(msgspec.Struct, kw_only=True):
