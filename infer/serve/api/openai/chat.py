@@ -10,7 +10,8 @@ import msgspec
 from ....errors import InputError
 from ....llm.engine.requests import Output, Request
 from ....llm.text import tools
-from ....llm.text.chat_template import ChatTemplate
+from ....llm.text.forms import Choice
+from ....llm.text.tool_parser import ToolDelta, joined
 from ...http.request_context import RequestContext, assign_tenant
 from ...llm.llm_engine import LLMEngine
 from ...llm.token_stream import TokenStream
@@ -42,18 +43,20 @@ async def chat(context: RequestContext) -> Any:
     _refuse_chat(request)
     timeout = openai_request.timeout(context, request)
     model.check_admission(timeout=timeout, priority=request.priority or 0, tenant=context.tenant)
-    usable = Tools(request, model.template)
+    usable = Tools(request, model.language_model.forms)
     other, constrained_by = openai_request.grammar(request)
     grammar = usable.constraint(other)
     shown = request.tools if usable.active else None
-    options = request.chat_template_kwargs or {}
+    options = template_variables(request)
     features = None
     if image_texts.source_of(model) is not None:
         prompt, features = await image_texts.read_conversation(context, model, request.messages)
         request.temperature = request.temperature or 0.0
     else:
         prompt = await openai_prompts.chat_prompt(context, model, request.messages, shown, options)
-    reply = ChatResponse(model, request, prompt, usable, grammar, context.adapter)
+    end = model.language_model.prompt_end(prompt)
+    grammar = usable.forms.constrain(grammar, end)
+    reply = ChatResponse(model, request, prompt, usable, grammar, context.adapter, end)
     reply.request.features = features
     await openai_request.compile_grammar(
         context, model, grammar, "tools" if usable.grammar else constrained_by
@@ -80,19 +83,27 @@ def _refuse_chat(request: ChatRequest) -> None:
         raise InputError("expected logprobs to be true with top_logprobs", where="top_logprobs")
 
 
+def template_variables(request: ChatRequest) -> dict[str, Any]:
+    """Return further variables of the chat template; an effort of "none" also asks for no thoughts."""
+    effort = request.reasoning_effort
+    asked: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+    if effort == "none":
+        asked |= {"enable_thinking": False, "thinking": False}
+    return asked | (request.chat_template_kwargs or {})
+
+
 class Tools:
     """Tools of one request; raises `InputError` naming what is wrong. `active`: calls may occur; `parallel`: many."""
 
-    def __init__(self, request: ChatRequest, template: ChatTemplate | None) -> None:
+    def __init__(self, request: ChatRequest, forms: Choice) -> None:
         given = [msgspec.to_builtins(tool) for tool in request.tools or ()]
         choice = msgspec.to_builtins(request.tool_choice)
         self.tools = tools.check_tools(given)
         self.choice = tools.check_choice(choice, self.tools)
         self.active = bool(self.tools) and self.choice != "none"
-        sources = template.sources.values() if template is not None else ()
-        self.style = tools.style_of("\n".join(sources))
+        self.forms = forms
         self.parallel = request.parallel_tool_calls is not False
-        self.grammar = tools.constrain(self.tools, self.choice, self.style, parallel=self.parallel)
+        self.grammar = tools.constrain(self.tools, self.choice, forms.form, parallel=self.parallel)
 
     def constraint(self, other: dict[str, Any] | None) -> dict[str, Any] | None:
         """Return the grammar that enforces a required call, else `other`, the response format's."""
@@ -102,29 +113,22 @@ class Tools:
             )
         return self.grammar or other
 
-    def reader(self, prompt: bytes) -> tools.ToolParser | None:
-        """Return a parser for one completion of a prompt with that end; None without active tools."""
-        if not self.active:
-            return None
-        return tools.tool_parser(self.style, self.tools, thought=tools.open_thought(prompt))
 
-
-def deltas(found: Sequence[tools.ToolDelta], parallel: bool) -> list[bytes]:
+def deltas(found: Sequence[ToolDelta], parallel: bool) -> list[bytes]:
     """Return the JSON of field `delta` for each parsed part; unless `parallel`, of the first call alone."""
-    return [b'"delta":%b' % encode(_delta(one)) for one in found if parallel or not one.index]
+    return [_delta(one) for one in found if parallel or not one.index]
 
 
-def _delta(one: tools.ToolDelta) -> Delta:
+def _delta(one: ToolDelta) -> bytes:
     if one.index is None:
-        return Delta(content=one.content)
-    if one.name is None:
-        return Delta(
-            tool_calls=[ToolCallDelta(index=one.index, function=FunctionDelta(arguments=one.arguments))]
-        )
-    function = FunctionDelta(name=one.name, arguments=one.arguments)
-    return Delta(
-        tool_calls=[ToolCallDelta(index=one.index, id=one.id or "", type="function", function=function)]
-    )
+        text = encode(one.reasoning or one.content)
+        if one.reasoning:
+            return b'"delta":{"reasoning_content":%b,"reasoning":%b}' % (text, text)
+        return b'"delta":{"content":%b}' % text
+    call = ToolCallDelta(index=one.index, function=FunctionDelta(arguments=one.arguments))
+    if one.name is not None:
+        call.id, call.type, call.function.name = one.id or "", "function", one.name
+    return b'"delta":%b' % encode(Delta(tool_calls=[call]))
 
 
 class ChatResponse:
@@ -142,7 +146,9 @@ class ChatResponse:
         tools: Tools,
         grammar: dict[str, Any] | None,
         adapter: str | None,
+        prompt_end: str = "",
     ) -> None:
+        self.prompt_end = prompt_end
         self.model, self.tools, self.logprobs = model, tools, bool(asked_for.logprobs)
         self.head = openai_response.response_head(model, asked_for, "chatcmpl", "chat.completion.chunk")
         wanted = asked_for.max_completion_tokens
@@ -151,7 +157,7 @@ class ChatResponse:
         sampling = openai_request.sampling(
             asked_for, model, openai_request.max_new_tokens(model, prompt, wanted, None), count, None
         )
-        if tools.active:  # markers of calls may be special tokens
+        if tools.active or model.language_model.hides_marks():  # marks of calls may be special tokens
             sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
         self.request = Request(
             id=self.head.id,
@@ -167,18 +173,19 @@ class ChatResponse:
     def attach(self, stream: TokenStream) -> None:
         self.ledger = UsageCounter(stream)
         self.started = [False] * len(stream.choices)
-        last = self.request.prompt[-tools.THOUGHT_TOKENS :] if self.tools.active else []
-        end = b"".join(map(self.model.text.token_bytes, last))
-        self.readers = [self.tools.reader(end) for _ in stream.choices]
+        usable = self.tools.tools if self.tools.active else None
+        self.ledger.reasons = self.tools.forms.thought is not None
+        self.readers = [self.model.language_model.parser(self.prompt_end, usable) for _ in stream.choices]
 
     def full(self, outputs: Sequence[Output]) -> ChatCompletion:
         pieces = [CompletionBuffer() for _ in self.started]
+        parts: list[list[ToolDelta]] = [[] for _ in self.started]
         for output in outputs:
-            self.ledger.add(output)
+            parts[output.index] += self._parsed(output)
             pieces[output.index].add(output)
         head = msgspec.structs.asdict(self.head)
         del head["object"]
-        choices = [self._choice(index, piece) for index, piece in enumerate(pieces)]
+        choices = [self._choice(index, piece, parts[index]) for index, piece in enumerate(pieces)]
         return ChatCompletion(**head, choices=choices, usage=self.ledger.usage())
 
     def events(self, outputs: Sequence[Output]) -> bytes:
@@ -187,24 +194,34 @@ class ChatResponse:
     def final_event(self) -> bytes:
         return self.chunks.usage(encode(self.ledger.usage())) if self.final else b""
 
-    def _choice(self, index: int, piece: CompletionBuffer) -> ChatChoice:
-        message = ResponseMessage(content="".join(piece.text))
-        finish: Any = piece.finish
-        if (reader := self.readers[index]) is not None:
-            content, calls = reader.read_all("".join(piece.text))
-            finish = reader.finish_reason(finish)
-            if calls:
-                message.content = content
-                message.tool_calls = [
-                    ToolCall(id=call.id, function=FunctionCall(call.name, call.arguments))
-                    for call in (calls if self.tools.parallel else calls[:1])
-                ]
+    def _parsed(self, output: Output) -> list[ToolDelta]:
+        """Count an output, and return its parts."""
+        reader = self.readers[output.index]
+        if reader is None:
+            self.ledger.add(output)
+            return [ToolDelta(content=output.text)] if output.text else []
+        reasoned = reader.reasons
+        found = reader.push(output.text)
+        self.ledger.add(output, reasoning=reasoned or reader.reasons)
+        return found if output.finish is None else [*found, *reader.finish()]
+
+    def _choice(self, index: int, piece: CompletionBuffer, parts: list[ToolDelta]) -> ChatChoice:
+        parsed, reader = joined(parts), self.readers[index]
+        message = ResponseMessage(content=parsed.content if parsed.calls else parsed.content or "")
+        finish: Any = piece.finish if reader is None else reader.finish_reason(piece.finish)
+        if parsed.calls:
+            message.tool_calls = [
+                ToolCall(id=call.id, function=FunctionCall(call.name, call.arguments))
+                for call in (parsed.calls if self.tools.parallel else parsed.calls[:1])
+            ]
+        if parsed.reasoning is not None:
+            message.reasoning_content = message.reasoning = parsed.reasoning
         known = openai_logprobs.chat_logprobs(self.model.text, piece.logprobs) if self.logprobs else None
         return ChatChoice(index, message, known, finish, piece.stopped_by)
 
     def _events(self, output: Output) -> list[bytes]:
         index, made = output.index, list[bytes]()
-        self.ledger.add(output)
+        parts = self._parsed(output)
         usage = encode(self.ledger.usage()) if self.always else b""
 
         def say(delta: bytes, known: ChatLogprobs | None = None, finish: str | None = None) -> None:
@@ -217,14 +234,9 @@ class ChatResponse:
         if self.logprobs and output.logprobs:
             known = openai_logprobs.chat_logprobs(self.model.text, output.logprobs)
         finish: str | None = output.finish
-        reader = self.readers[index]
-        if reader is None:
-            found = [b'"delta":{"content":%b}' % encode(output.text)] if output.text else []
-        else:
-            found = deltas(reader.push(output.text), self.tools.parallel)
-            if finish is not None:
-                found += deltas(reader.finish(), self.tools.parallel)
-                finish = reader.finish_reason(finish)
+        if finish is not None and (reader := self.readers[index]) is not None:
+            finish = reader.finish_reason(finish)
+        found = deltas(parts, self.tools.parallel)
         if known is not None and not found:
             found = [b'"delta":{"content":""}']
         for delta in found:

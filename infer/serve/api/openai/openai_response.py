@@ -10,7 +10,7 @@ import msgspec
 from ....llm.engine.requests import Output, TokenLogprob
 from ...llm.llm_engine import LLMEngine
 from ...llm.token_stream import TokenStream
-from .openai_types import CommonFields, PromptDetails, Usage
+from .openai_types import CommonFields, CompletionDetails, PromptDetails, Usage
 
 
 class ResponseHead(msgspec.Struct):
@@ -44,16 +44,20 @@ class UsageCounter:
     def __init__(self, stream: TokenStream) -> None:
         self._prompts = stream.prompts
         self.prompt_tokens = sum(len(prompt.request.prompt) for prompt in stream.prompts)
-        self.completion_tokens = 0
+        self.completion_tokens = self.reasoning_tokens = 0
+        self.reasons = False  # whether completions may hold thoughts
 
-    def add(self, output: Output) -> None:
+    def add(self, output: Output, *, reasoning: bool = False) -> None:
         self.completion_tokens += len(output.token_ids)
+        self.reasoning_tokens += len(output.token_ids) if reasoning else 0
 
     def usage(self) -> Usage:
         cached = PromptDetails(sum(prompt.cached_tokens for prompt in self._prompts))
-        return Usage(
-            self.prompt_tokens, self.completion_tokens, self.prompt_tokens + self.completion_tokens, cached
-        )
+        made = self.completion_tokens
+        usage = Usage(self.prompt_tokens, made, self.prompt_tokens + made, cached)
+        if self.reasons:
+            usage.completion_tokens_details = CompletionDetails(self.reasoning_tokens)
+        return usage
 
 
 def response_head(generator: LLMEngine, request: CommonFields, prefix: str, kind: str) -> ResponseHead:
