@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from infer.errors import InputError, UsageError
 from infer.llm.text import forms
 from infer.llm.text.forms import THOUGHTS, Form
 from infer.llm.text.tool_parser import Parsed, ToolDelta, ToolParser, joined
-from infer.llm.text.tools import Tool, tool_parser
+from infer.llm.text.tools import Tool, constrain, tool_parser
+from tests.support.output_forms import BARE, WRITERS, Calls
 
 SCHEMA = {
     "type": "object",
@@ -29,98 +33,10 @@ TOOLS = [
     Tool("read.file-2", SCHEMA),
     Tool("now", {"type": "object", "properties": {}}),
 ]
-Arguments = dict[str, Any]
-Calls = list[tuple[str, Arguments]]
 OUTPUTS = 50
+ROOT = Path(__file__).resolve().parents[2]
 
 
-def _objects(key: str, calls: Calls, separator: str = ", ") -> str:
-    return separator.join(json.dumps({"name": name, key: given}, ensure_ascii=False) for name, given in calls)
-
-
-def _named(pattern: str, calls: Calls) -> str:
-    return "".join(
-        pattern.replace("NAME", name).replace("INDEX", str(i)).replace("ARGUMENTS", json.dumps(given))
-        for i, (name, given) in enumerate(calls)
-    )
-
-
-def _value(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _tagged(call: str, key: str, end: str, calls: Calls, separator: str = "\n") -> str:
-    return separator.join(
-        call.replace("NAME", name).replace(
-            "VALUES", "".join(key.replace("KEY", k) + _value(v) + end for k, v in given.items())
-        )
-        for name, given in calls
-    )
-
-
-def _python(calls: Calls, separator: str = ", ") -> str:
-    return separator.join(
-        f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})" for name, given in calls
-    )
-
-
-def _gemma(mark: str, opening: str, closing: str, calls: Calls) -> str:
-    def written(value: Any) -> str:
-        if isinstance(value, str):
-            return f"{mark}{value}{mark}"
-        if isinstance(value, dict):
-            return "{" + ",".join(f"{key}:{written(inner)}" for key, inner in value.items()) + "}"
-        if isinstance(value, list):
-            return f"[{','.join(map(written, value))}]"
-        return json.dumps(value)
-
-    return "".join(f"{opening}call:{name}{written(given)}{closing}" for name, given in calls)
-
-
-BLOCK = ("<tool_call>", "</tool_call>")
-DEEPSEEK = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\nARGUMENTS\n```<｜tool▁call▁end｜>\n"
-CODER = (
-    "<tool_call>\n<function=NAME>\nVALUES</function>\n</tool_call>",
-    "<parameter=KEY>\n",
-    "\n</parameter>\n",
-)
-INVOKE = ('<invoke name="NAME">\nVALUES</invoke>', '<parameter name="KEY">', "</parameter>\n")
-GLM = ("<tool_call>NAME\nVALUES</tool_call>", "<arg_key>KEY</arg_key>\n<arg_value>", "</arg_value>\n")
-SEED = ("<function=NAME>\nVALUES</function>", "<parameter=KEY>", "</parameter>\n")
-KIMI = "<|tool_call_begin|>functions.NAME:INDEX<|tool_call_argument_begin|>ARGUMENTS<|tool_call_end|>"
-HARMONY = "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>ARGUMENTS<|call|>"
-WRITERS: dict[str, Callable[[Calls], str]] = {
-    "hermes": lambda calls: "\n".join(
-        f"<tool_call>\n{_objects('arguments', [c])}\n</tool_call>" for c in calls
-    ),
-    "qwen3_coder": lambda calls: _tagged(*CODER, calls),
-    "glm": lambda calls: _tagged(*GLM, calls),
-    "minimax": lambda calls: f"<minimax:tool_call>\n{_tagged(*INVOKE, calls)}\n</minimax:tool_call>",
-    "seed": lambda calls: f"<seed:tool_call>\n{_tagged(*SEED, calls)}\n</seed:tool_call>",
-    "llama": lambda calls: f"<|python_tag|>{_objects('parameters', calls, '; ')}",
-    "pythonic": lambda calls: f"<|python_start|>[{_python(calls)}]<|python_end|>",
-    "mistral": lambda calls: f"[TOOL_CALLS][{_objects('arguments', calls)}]",
-    "mistral_args": lambda calls: _named("[TOOL_CALLS]NAME[ARGS]ARGUMENTS", calls),
-    "phi4": lambda calls: f"<|tool_call|>[{_objects('arguments', calls)}]<|/tool_call|>",
-    "granite": lambda calls: f"<|tool_call|>[{_objects('arguments', calls)}]",
-    "deepseek": lambda calls: f"<｜tool▁calls▁begin｜>{_named(DEEPSEEK, calls)[:-1]}<｜tool▁calls▁end｜>",
-    "deepseek_v31": lambda calls: (
-        "<｜tool▁calls▁begin｜>"
-        + _named("<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>ARGUMENTS<｜tool▁call▁end｜>", calls)
-        + "<｜tool▁calls▁end｜>"
-    ),
-    "kimi": lambda calls: f"<|tool_calls_section_begin|>{_named(KIMI, calls)}<|tool_calls_section_end|>",
-    "gemma3": lambda calls: "```tool_code\n" + _python(calls, "\n") + "\n```",
-    "function_gemma": lambda calls: _gemma("<escape>", "<start_function_call>", "<end_function_call>", calls),
-    "gemma4": lambda calls: _gemma('<|"|>', "<|tool_call>", "<tool_call|>", calls),
-    "lfm2": lambda calls: f"<|tool_call_start|>[{_python(calls)}]<|tool_call_end|>",
-    "harmony": lambda calls: "<|start|>assistant".join(_named(HARMONY, [call]) for call in calls),
-}
-BARE: dict[str, Callable[[Calls], str]] = {
-    "llama": lambda calls: _objects("parameters", calls[:1]),
-    "pythonic": lambda calls: f"[{_python(calls)}]",
-    "mistral": lambda calls: f"[{_objects('arguments', calls)}]",
-}
 TEXTS = [
     "x", "", "  two\n\n  lines \n", 'say "hi", it\'s \\n and \\', "\u00e9\u4e2d\U0001f600 \u2028", '{"name": "write"}',
     "1, 2], {3: [4", "```\ncode\n```", "<think>no</think>", "a=1, b='2')", "%s {} </s>", "null", "True",
@@ -240,3 +156,120 @@ def test_a_call_that_is_cut_short_is_never_a_whole_one(name: str) -> None:
             assert call.arguments == whole or not reader.complete
             assert whole.startswith(call.arguments)
             assert reader.finish_reason("length") == "length"
+
+
+@pytest.fixture(scope="module")
+def takes() -> Callable[[Any, str], bool]:
+    """Return a check of a text by a constraint, with some marks as special tokens."""
+    tokenizers = pytest.importorskip("tokenizers")
+    pytest.importorskip("llguidance")
+    from infer.llm.text.grammar.grammar import GrammarCache
+
+    tokenizer = tokenizers.Tokenizer.from_file(str(ROOT / "models/pydoc_lm/tokenizer.json"))
+    tokenizer.add_special_tokens(
+        ["[TOOL_CALLS]", "<escape>", "<think>", "</think>", "<|channel|>", "<|end|>"]
+    )
+    grammars = GrammarCache(tokenizer, 4096, [0])
+
+    def check(constraint: Any, text: str) -> bool:
+        matcher = grammars.open(constraint)
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        return all(matcher.accept(token) for token in ids) and matcher.complete
+
+    return check
+
+
+def written(name: str, calls: Calls) -> str:
+    """Write calls as constraints do: Python's texts as JSON, without marks that may be absent, one id of Kimi's."""
+    text = re.sub(r"<\|python_\w+\|>", "", WRITERS[name](calls))
+    python = name in ("pythonic", "gemma3", "lfm2")
+    return (text.replace("'", '"') if python else text).replace(":1<|tool_call_arg", ":0<|tool_call_arg")
+
+
+@pytest.mark.parametrize("name", forms.names())
+def test_a_required_call_is_written_in_the_form_of_the_model(name: str, takes: Any) -> None:
+    schema = {
+        "type": "object", "required": ["city"], "additionalProperties": False,
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "hot": {"type": "boolean"},
+                       "unit": {"enum": ["c", "f"]}, "more": {"$ref": "#/$defs/more"}},
+        "$defs": {"more": {"type": "object"}},
+    }  # fmt: skip
+    tools = [
+        Tool("weather", schema),
+        Tool("now", {"type": "object", "properties": {}, "additionalProperties": False}),
+    ]
+    constraint = constrain(tools, "required", forms.get(name))
+    given = {"city": "<b>Bern</b>", "days": 2, "hot": False, "unit": "c", "more": {"a": 1}}
+    if name in ("function_gemma", "gemma4"):  # whose objects have names without quotes, but in constraints
+        del given["more"]
+    full: Calls = [("weather", given)]
+    for calls in (full, [("now", {})], [("weather", {"city": "a", "unit": "f"})]):
+        text = written(name, calls)
+        assert takes(constraint, text), text
+        found = tool_parser(forms.get(name), tools).read_all(text)[1]
+        assert [(call.name, json.loads(call.arguments)) for call in found] == calls
+    several = forms.get(name).most > 1
+    assert takes(constraint, written(name, [("now", {}), ("now", {})])) == several
+    for wrong in ({"city": "a", "days": "two"}, {"days": 2}, {"city": "a", "town": "b"}):
+        assert not takes(constraint, written(name, [("weather", wrong)])), wrong
+    assert not takes(constraint, written(name, [("other", {})]))
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "pythonic", "gemma4"])
+def test_a_schema_that_one_by_one_can_not_hold_is_refused_by_name(name: str) -> None:
+    tool = Tool("f", {"type": "object", "properties": {"a": {"type": "string"}}, "minProperties": 1})
+    with pytest.raises(InputError, match=r"minProperties of the arguments of f"):
+        constrain([tool], "required", forms.get(name))
+
+
+def test_a_constraint_binds_the_answer_and_not_the_thought(takes: Any) -> None:
+    chosen = forms.choose("<think> <tool_call>")
+    either = chosen.constrain({"json_object": True}, "assistant:")
+    assert takes(either, '{"a": 1}')
+    assert takes(either, '<think>\nwell, {"b" </x>\n</think>\n\n{"a": 1}')
+    assert not takes(either, "well")
+    opened = chosen.constrain({"regex": "a/b+"}, "assistant:<think>")
+    assert takes(opened, "hm\n</think>\n\na/bb")
+    assert not takes(opened, "a/b")
+    closed = chosen.constrain({"choice": ["yes"]}, "<think>\n\n</think>")
+    assert closed == {"choice": ["yes"]}
+    harmony = forms.choose("<|channel|> <|message|>").constrain(
+        {"choice": ["yes", "no"]}, "<|start|>assistant"
+    )
+    assert takes(harmony, "<|channel|>final<|message|>yes")
+    thought = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+    assert takes(harmony, f"{thought}<|channel|>final<|message|>no")
+    assert not takes(harmony, "yes")
+
+
+TEMPLATES = {
+    "<tool_call> <function=f>": ("qwen3_coder", "none"),
+    "<tool_call> <arg_key> <think>": ("glm", "think"),
+    "<tool_call></think>": ("hermes", "think"),
+    "[TOOL_CALLS] [THINK]": ("mistral", "mistral"),
+    "[TOOL_CALLS] [ARGS]": ("mistral_args", "none"),
+    "<|tool_call|> <|/tool_call|>": ("phi4", "none"),
+    "<|tool_call|> Here is my thought process:": ("granite", "granite"),
+    "<｜tool▁calls▁begin｜> ```json": ("deepseek", "none"),
+    "<｜tool▁calls▁begin｜>": ("deepseek_v31", "none"),
+    "<|channel|> <|message|>": ("harmony", "harmony"),
+    "<|tool_call> <|channel>thought": ("gemma4", "gemma"),
+    "<seed:tool_call> <seed:think>": ("seed", "seed"),
+    "": ("hermes", "none"),
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_template_shows_its_forms_and_by_what(template: str) -> None:
+    chosen = forms.choose(template)
+    assert (chosen.name, chosen.thought_name) == TEMPLATES[template]
+    assert chosen.why
+    assert chosen.thought_why
+
+
+def test_named_forms_come_before_the_template() -> None:
+    chosen = forms.choose("<tool_call><think>", "mistral", "none")
+    assert (chosen.name, chosen.thought) == ("mistral", None)
+    for wrong in (("mistrel", "auto"), ("auto", "thinks"), ("auto", "harmony")):
+        with pytest.raises(UsageError, match="no form of"):
+            forms.choose("", *wrong)

@@ -52,20 +52,17 @@ class TagCalls(msgspec.Struct, frozen=True, dict=True):
     def grammar(self, name: str, schema: dict[str, Any]) -> CallGrammar:
         values = []
         for key, own, required in argument_schemas(name, schema):
-            before, texts = self.key.format(key=key), plain_text(name, key, own)
-            allowed = own if texts is None else None
-            values.append(
-                ValueGrammar(
-                    before=before,
-                    after=self.value_end,
-                    schema=allowed,
-                    texts=texts or [],
-                    required=required,
-                )
+            texts = plain_text(name, key, own)
+            value = ValueGrammar(
+                before="\n" + self.key.format(key=key),
+                after=self.value_end,
+                schema=own if texts is None else None,
+                texts=texts or [],
+                required=required,
             )
-        after = f"\n{self.call_end}"
+            values.append(value)
         return CallGrammar(
-            before=self.call.format(name=name) + "\n", after=after, values=values, separator="\n"
+            before=self.call.format(name=name), after=f"\n{self.call_end or self.block[1]}", values=values
         )
 
     @cached_property

@@ -11,6 +11,6 @@ FORM = Form(
     syntaxes=(LiteralCalls(),),
     between=("```",),
     list_start="```tool_code\n",
-    separator="\n",
-    list_end="\n```",
+    after="\n",
+    list_end="```",
 )

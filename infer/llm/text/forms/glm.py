@@ -16,5 +16,5 @@ FORM = replace(
     shown_by=("<tool_call>", "<arg_key>"),
     syntaxes=(TAGGED, JsonCalls()),
     before="<tool_call>",
-    after="</tool_call>",
+    after="",
 )

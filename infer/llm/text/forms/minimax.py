@@ -15,6 +15,6 @@ FORM = Form(
         TagCalls(BLOCK, '<invoke name="{name}">', '<parameter name="{key}">', "</parameter>", "</invoke>"),
     ),
     list_start="<minimax:tool_call>\n",
-    separator="\n",
-    list_end="\n</minimax:tool_call>",
+    after="\n",
+    list_end="</minimax:tool_call>",
 )

@@ -6,7 +6,7 @@ from ..calls.objects import JsonCalls
 from . import Form
 
 FORM = Form(
-    shown_by=(r"<\|/tool_call\|>|functools\[|<\|tool\|>",),
+    shown_by=(r"<\|tool\|>|<\|/tool_call\|>|functools\[", r"<\|/tool\|>|<\|/tool_call\|>|functools\["),
     opening=("<|tool_call|>", "functools["),
     closing=("<|/tool_call|>",),
     syntaxes=(JsonCalls(),),

@@ -13,6 +13,6 @@ FORM = Form(
     closing=BLOCK[1:],
     syntaxes=(TagCalls(BLOCK, "<function={name}>", "<parameter={key}>", "</parameter>", "</function>"),),
     list_start="<seed:tool_call>\n",
-    separator="\n",
-    list_end="\n</seed:tool_call>",
+    after="\n",
+    list_end="</seed:tool_call>",
 )

@@ -147,12 +147,15 @@ class GrammarCompiler:
 
     def _mark(self, text: str) -> str:
         """Write text as terms of the grammar; special tokens of the tokenizer are required by their id."""
-        terms = []
+        terms, plain = list[str](), ""
         for piece in re.split(r"(<[^<>\s]{1,40}>|\[[A-Z_]+\])", text):
             number = self._source.token_to_id(piece) if piece else None
-            special = number is not None and self._tokenizer.is_special_token(number)
-            terms.append(f"<[{number}]>" if special else json.dumps(piece) if piece else "")
-        return " ".join(filter(None, terms))
+            if number is None or not self._tokenizer.is_special_token(number):
+                plain += piece  # one term: the library goes back to no shorter one that ends before
+                continue
+            terms += [json.dumps(plain), f"<[{number}]>"] if plain else [f"<[{number}]>"]
+            plain = ""
+        return " ".join([*terms, json.dumps(plain)] if plain else terms)
 
 
 def _json(schema: dict[str, Any]) -> str:
