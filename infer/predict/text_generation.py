@@ -169,7 +169,7 @@ class TextGeneration(TaskInputs):
         """Build the request of a chat: its constraint is on the answer, and marks of thoughts stay in the text."""
         model = self.language_model
         request = build_request(model, prompt, options)
-        if model.hides_marks():
+        if model.has_special_marks():
             shown = msgspec.structs.replace(request.sampling, skip_special_tokens=False)
             request = msgspec.structs.replace(request, sampling=shown)
         grammar = model.forms.constrain(request.grammar, model.prompt_end(prompt))

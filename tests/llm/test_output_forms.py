@@ -85,7 +85,7 @@ def outputs(name: str) -> Iterator[tuple[str, Parsed, Calls]]:
             )
             for tool in chance.choices([tool.name for tool in TOOLS], k=chance.choice([0, 1, 1, 1, 2]))
         ]
-        before, after = (chance.choice([*PROSE, ""]) for _ in range(2))
+        before, after = (chance.choice([*PROSE, "", "", "", ""]) for _ in range(2))
         after = after if calls and name != "harmony" else ""
         reasoning = chance.choice(["", "", f"Hm, {chance.choice(PROSE)} {chance.choice(texts)} so."])
         reasoning = "" if thought.end in reasoning or thought.start in reasoning else reasoning

@@ -69,7 +69,7 @@ class TextSide:
             return None
         return tool_parser(chosen.form, tools, separate=chosen.thought, opened=chosen.opened(prompt_end))
 
-    def hides_marks(self) -> bool:
+    def has_special_marks(self) -> bool:
         """Return True where a mark of the output without tools is a special token, which is to be left in the text."""
         return not set(self.forms.marks()).isdisjoint(self.text.special.values())
 

@@ -52,6 +52,9 @@ class LiteralCalls(msgspec.Struct, frozen=True):
             return None if begun and not attempt.last else refused
         if not attempt.takes(named[1]):
             return refused
+        before, attempt.scanned = attempt.scanned, len(text)
+        if self.closing not in text[before:] and not attempt.last:
+            return None  # the end can't have come: a long call is not read again for each piece of it
         literals = Literals(text, self)
         try:
             arguments, stop = literals.members(named.end(), self.closing, 0)

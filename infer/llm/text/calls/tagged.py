@@ -117,6 +117,8 @@ class TagCalls(msgspec.Struct, frozen=True, dict=True):
 
         An end is believed when another call follows, or nothing more: further ends show that a value held it.
         """
+        if not last and self.block[0] not in text[start:]:
+            return None
         depth, end = 1, 0
         for found in self._block.finditer(text, start):
             if found["close"] is not None:

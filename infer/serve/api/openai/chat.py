@@ -157,7 +157,7 @@ class ChatResponse:
         sampling = openai_request.sampling(
             asked_for, model, openai_request.max_new_tokens(model, prompt, wanted, None), count, None
         )
-        if tools.active or model.language_model.hides_marks():  # marks of calls may be special tokens
+        if tools.active or model.language_model.has_special_marks():  # marks of calls may be special tokens
             sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
         self.request = Request(
             id=self.head.id,
