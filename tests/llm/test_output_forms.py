@@ -158,6 +158,18 @@ def test_a_call_that_is_cut_short_is_never_a_whole_one(name: str) -> None:
             assert reader.finish_reason("length") == "length"
 
 
+@pytest.mark.parametrize("name", forms.names())
+def test_thoughts_that_are_not_asked_for_stay_in_the_content(name: str) -> None:
+    thought, call = thought_of(name), WRITERS[name]([("now", {})])
+    said = f"{thought.start}a {call} b{thought.end}"
+    reader = tool_parser(forms.get(name), TOOLS)
+    parsed = joined([*reader.push(said), *reader.push(call), *reader.finish()])
+    assert parsed.reasoning is None
+    assert parsed.content is not None
+    assert parsed.content.startswith(f"{thought.start}a")
+    assert len(parsed.calls) == 1
+
+
 @pytest.fixture(scope="module")
 def takes() -> Callable[[Any, str], bool]:
     """Return a check of a text by a constraint, with some marks as special tokens."""

@@ -270,9 +270,9 @@ class ToolParser:
         passed = self._text[: reading.stop]
         self._text = self._text[reading.stop :]
         if isinstance(reading, Message):
-            thought = self.form.thought
+            self._state, thought = self._content, self.form.thought
             if not reading.thought or thought is None:
-                return self._enter(self._content)
+                return True
             separated = thought == self.separate
             if not separated:
                 self._text = passed + self._text

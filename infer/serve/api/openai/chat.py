@@ -43,7 +43,7 @@ async def chat(context: RequestContext) -> Any:
     _refuse_chat(request)
     timeout = openai_request.timeout(context, request)
     model.check_admission(timeout=timeout, priority=request.priority or 0, tenant=context.tenant)
-    usable = Tools(request, model.language_model.forms)
+    usable = Tools(request, model.forms)
     other, constrained_by = openai_request.grammar(request)
     grammar = usable.constraint(other)
     shown = request.tools if usable.active else None
