@@ -34,6 +34,7 @@ TOOLS = [
     Tool("now", {"type": "object", "properties": {}}),
 ]
 OUTPUTS = 50
+UNMARKED = ["llama", "pythonic", "mistral_args", "harmony"]
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -225,6 +226,22 @@ def test_a_required_call_is_written_in_the_form_of_the_model(name: str, takes: A
     for wrong in ({"city": "a", "days": "two"}, {"days": 2}, {"city": "a", "town": "b"}):
         assert not takes(constraint, written(name, [("weather", wrong)])), wrong
     assert not takes(constraint, written(name, [("other", {})]))
+
+
+@pytest.mark.parametrize("name", [name for name in forms.names() if name not in UNMARKED])
+def test_arguments_of_strict_tools_are_valid_also_where_no_call_is(name: str, takes: Any) -> None:
+    schema = {"type": "object", "properties": {"days": {"type": "integer"}}, "additionalProperties": False}
+    tools = [Tool("weather", schema, strict=True)]
+    constraint = constrain(tools, "auto", forms.get(name))
+    for text in ("", "Well, <b> {x}.", f"Well.\n{written(name, [('weather', {'days': 2})])}"):
+        assert takes(constraint, text), text
+    assert not takes(constraint, f"Well.\n{written(name, [('weather', {'days': 'two'})])}")
+    assert constrain([Tool("weather", schema)], "auto", forms.get(name)) is None
+
+
+@pytest.mark.parametrize("name", UNMARKED)
+def test_strict_leaves_forms_without_a_mark_before_calls_free(name: str) -> None:
+    assert constrain([Tool("f", {"type": "object"}, strict=True)], "auto", forms.get(name)) is None
 
 
 @pytest.mark.parametrize("name", ["qwen3_coder", "pythonic", "gemma4"])

@@ -2,7 +2,7 @@
 
     check_tools(tools) -> list[Tool]                     raises InputError naming what is wrong, at tools[i]…
     check_choice(choice, tools) -> Choice                "none" | "auto" | "required" | a tool's name
-    constrain(tools, choice, form) -> dict | None        for `Request.grammar`; None: the model is free ("none", "auto")
+    constrain(tools, choice, form) -> dict | None        for `Request.grammar`; None: the model is free
     tool_parser(form, tools) -> ToolParser, its .push(text) -> [ToolDelta] and, at the end, .finish() -> [ToolDelta]
 
 Constrained calls name a tool of the request and carry arguments that are valid under its JSON schema, as far as
@@ -33,6 +33,7 @@ class Tool(msgspec.Struct, frozen=True):
 
     name: str
     parameters: dict[str, Any]  # JSON schema of an object
+    strict: bool = False  # its arguments are valid also where no call is required
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> list[Tool]:
@@ -52,7 +53,8 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> list[Tool]:
             )
         if name in found:
             raise InputError(f"a second tool is named {name!r}", where=f"{where}.function.name")
-        found[name] = Tool(name, _object(function.get("parameters"), f"{where}.function.parameters"))
+        parameters = _object(function.get("parameters"), f"{where}.function.parameters")
+        found[name] = Tool(name, parameters, function.get("strict") is True)
     return list(found.values())
 
 
@@ -82,11 +84,15 @@ def constrain(
 ) -> dict[str, Any] | None:
     """Return a `Request.grammar` that allows nothing but calls: of any tool, or of the one that is named.
 
-    `parallel` allows several of them, in forms that have several.
+    `parallel` allows several of them, in forms that have several. Under "auto" the model is free, but in its
+    calls where a tool is `strict`, if its form has a mark before all calls that tells them from other text.
     """
-    if choice in ("none", "auto"):
+    free = ""
+    if choice == "auto" and any(tool.strict for tool in tools):
+        free = next((mark for mark in form.opening if (form.list_start or form.before).startswith(mark)), "")
+    if choice == "none" or (choice == "auto" and not free):
         return None
-    chosen = [tool for tool in tools if choice in ("required", tool.name)]
+    chosen = [tool for tool in tools if choice in ("auto", "required", tool.name)]
     syntax = form.syntaxes[0]
     calls = ToolCallGrammar(
         calls=[syntax.grammar(tool.name, tool.parameters) for tool in chosen],
@@ -95,7 +101,8 @@ def constrain(
         after=form.after,
         between=form.separator,
         closing=form.list_end,
-        most=form.most if parallel and choice == "required" else 1,
+        most=form.most if parallel and choice in ("auto", "required") else 1,
+        free=free,
     )
     return {"calls": msgspec.to_builtins(calls)}
 

@@ -17,6 +17,7 @@ _SAY_NOTHING = frozenset(
 _OF_AN_OBJECT = _SAY_NOTHING | {
     "type", "properties", "required", "additionalProperties", "$defs", "definitions",
 }  # fmt: skip
+HINT = 'Use tool_choice "auto", without strict'
 _OF_A_TEXT = _SAY_NOTHING | {"type"}
 
 
@@ -29,7 +30,7 @@ def argument_schemas(tool: str, schema: dict[str, Any]) -> list[tuple[str, dict[
         said = (
             f"{', '.join(other)} of the arguments of {tool} can't be enforced in this model's form of calls"
         )
-        raise InputError(said, where="tools", hint='Use tool_choice "auto"')
+        raise InputError(said, where="tools", hint=HINT)
     properties, required = schema.get("properties", {}), schema.get("required", [])
     missing = [name for name in required if name not in properties]
     if missing:
@@ -79,5 +80,5 @@ def plain_text(tool: str, argument: str, schema: Mapping[str, Any]) -> list[str]
         return None
     if other := sorted(schema.keys() - _OF_A_TEXT):
         said = f"{', '.join(other)} of {tool}.{argument} can't be enforced in this model's form of calls"
-        raise InputError(said, where="tools", hint='Use tool_choice "auto"')
+        raise InputError(said, where="tools", hint=HINT)
     return []

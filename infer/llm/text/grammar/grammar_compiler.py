@@ -108,12 +108,17 @@ class GrammarCompiler:
 
     def _calls(self, calls: ToolCallGrammar) -> list[str]:
         marks = {name: self._mark(getattr(calls, name)) for name in _MARKS}
-        one = " ".join(filter(None, (marks["before"], "call", marks["after"])))
-        more = f"({marks['between']} {one}){{0,{calls.most - 1}}}" if calls.most > 1 else ""
-        start = " ".join(filter(None, (marks["opening"], one, more, marks["closing"])))
+        first = self._mark((calls.opening or calls.before).removeprefix(calls.free))
+        before = (first, marks["before"]) if calls.opening else (first,)
+        more = f"({marks['between']} {marks['before']} call {marks['after']}){{0,{calls.most - 1}}}"
+        start = " ".join((*before, "call", marks["after"], more if calls.most > 1 else "", marks["closing"]))
         kinds = " | ".join(f"call{i}" for i in range(len(calls.calls)))
         rules = [rule for i, call in enumerate(calls.calls) for rule in self._call(f"call{i}", call)]
-        return [f"answer: {start}", f"call: {kinds}", *rules]
+        if not calls.free:
+            return [f"answer: {start}", f"call: {kinds}", *rules]
+        mark = re.escape(calls.free).replace("/", r"\/")
+        rules += [*self._until("free", calls.free), rf"TEXT: /(?s:.*)/ & ~/(?s:.*){mark}(?s:.*)/"]
+        return [f"answer: free {start} | TEXT", f"call: {kinds}", *rules]
 
     def _call(self, name: str, call: CallGrammar) -> list[str]:
         """Return the rules of a call: `first{i}` are its values from number i on, `more{i}` those behind others."""

@@ -44,7 +44,8 @@ class GrammarLimits(msgspec.Struct, frozen=True, kw_only=True):
 class ToolCallGrammar(msgspec.Struct, frozen=True, kw_only=True):
     """Grammar of tool calls: `opening (before CALL after) (between before CALL after)* closing`.
 
-    At most `most` calls, each one of `calls`.
+    At most `most` calls, each one of `calls`. With `free`, the mark that the first call begins with, any text may come
+    before it, and no call must come.
     """
 
     calls: list[CallGrammar]
@@ -54,6 +55,7 @@ class ToolCallGrammar(msgspec.Struct, frozen=True, kw_only=True):
     between: str = ""
     closing: str = ""
     most: int = 1
+    free: str = ""
 
 
 class AnswerGrammar(msgspec.Struct, frozen=True, kw_only=True):

@@ -46,6 +46,7 @@ async def chat(context: RequestContext) -> Any:
     usable = Tools(request, model.forms)
     other, constrained_by = openai_request.grammar(request)
     grammar = usable.constraint(other)
+    constrained_by = "tools" if other is None else constrained_by
     shown = request.tools if usable.active else None
     options = template_variables(request)
     features = None
@@ -58,9 +59,7 @@ async def chat(context: RequestContext) -> Any:
     grammar = usable.forms.constrain(grammar, end)
     reply = ChatResponse(model, request, prompt, usable, grammar, context.adapter, end)
     reply.request.features = features
-    await openai_request.compile_grammar(
-        context, model, grammar, "tools" if usable.grammar else constrained_by
-    )
+    await openai_request.compile_grammar(context, model, grammar, constrained_by)
     model.metrics.unknown_fields.inc(unknown)
     timeout = openai_request.timeout(context, request)  # less what an image took
     stream = model.open(
@@ -106,12 +105,12 @@ class Tools:
         self.grammar = tools.constrain(self.tools, self.choice, forms.form, parallel=self.parallel)
 
     def constraint(self, other: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Return the grammar that enforces a required call, else `other`, the response format's."""
-        if self.grammar is not None and other is not None:
+        """Return `other`, the grammar of the response format, else that of calls."""
+        if self.grammar is not None and other is not None and self.choice != "auto":
             raise InputError(
                 "tool_choice requires a call, which excludes another response format", where="response_format"
             )
-        return self.grammar or other
+        return other or self.grammar
 
 
 def deltas(found: Sequence[ToolDelta], parallel: bool) -> list[bytes]:
