@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from infer.llm.text.tools import ToolDelta
+from infer.llm.text.tool_parser import ToolDelta
 from infer.serve.generation.reply import UsageCounter
 
 

@@ -75,14 +75,16 @@ async def start(context: RequestContext, model: LLMEngine, conversation: Convers
         )
         usable = _tools(model, conversation)
         grammar = usable.constraint(conversation.grammar)
-        constrained_by = "tools" if usable.grammar else conversation.grammar_field
+        constrained_by = "tools" if conversation.grammar is None else conversation.grammar_field
         prompt = await _read_prompt(context, model, conversation, usable)
+        prompt_end = model.language_model.prompt_end(prompt.tokens)
+        grammar = usable.forms.constrain(grammar, prompt_end)
         most, cut = conversation.max_tokens, conversation.cut_to_context
         limit = max_new_tokens(model, prompt.tokens, None if cut else most, most if cut else None)
         options = {**conversation.options, "max_tokens": limit}
         if prompt.image is not None:
             options["temperature"] = options.get("temperature") or 0.0
-        if usable.active:  # markers of calls may be special tokens
+        if usable.active or model.language_model.has_special_marks():  # marks of calls may be special tokens
             options["skip_special_tokens"] = False
         request = Request(
             id=conversation.id,
@@ -100,7 +102,7 @@ async def start(context: RequestContext, model: LLMEngine, conversation: Convers
             stepwise=conversation.stream,
         )
     context.measure = stream.timings
-    return Reply(model, request, stream, usable)
+    return Reply(model, request, stream, usable, prompt_end)
 
 
 async def read_prompt(context: RequestContext, model: LLMEngine, conversation: Conversation) -> Prompt:
@@ -110,7 +112,7 @@ async def read_prompt(context: RequestContext, model: LLMEngine, conversation: C
 
 def _tools(model: LLMEngine, conversation: Conversation) -> Tools:
     parallel = conversation.parallel_calls
-    return Tools(conversation.tools, conversation.tool_choice, model.template, parallel=parallel)
+    return Tools(conversation.tools, conversation.tool_choice, model.forms, parallel=parallel)
 
 
 async def _read_prompt(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from ...llm.text.tools import ToolDelta
+from ...llm.text.tool_parser import ToolDelta
 
 Kind = Literal["reasoning", "content", "call"]
 Step = Literal["begin", "text", "end"]

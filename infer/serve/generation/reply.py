@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ...llm.engine.requests import Output, Request, TokenLogprob
-from ...llm.text.tools import THOUGHT_TOKENS, ToolCall, ToolDelta
+from ...llm.text.tool_parser import ToolCall, ToolDelta, joined
 from ..llm.llm_engine import LLMEngine
 from ..llm.token_stream import TokenStream
 from .tools import Tools
@@ -20,9 +20,11 @@ class UsageCounter:
         self._prompts = stream.prompts
         self.prompt_tokens = sum(len(prompt.request.prompt) for prompt in stream.prompts)
         self.completion_tokens = self.reasoning_tokens = 0
+        self.reasons = False  # completions may hold thoughts
 
-    def add(self, output: Output) -> None:
+    def add(self, output: Output, *, reasoning: bool = False) -> None:
         self.completion_tokens += len(output.token_ids)
+        self.reasoning_tokens += len(output.token_ids) if reasoning else 0
 
     @property
     def cached_tokens(self) -> int:
@@ -46,30 +48,29 @@ class Reply:
     The caller closes `stream`. `usage` counts what was read.
     """
 
-    def __init__(self, model: LLMEngine, request: Request, stream: TokenStream, tools: Tools) -> None:
+    def __init__(
+        self, model: LLMEngine, request: Request, stream: TokenStream, tools: Tools, prompt_end: str
+    ) -> None:
         self.model, self.request, self.stream = model, request, stream
         self.usage, self._parallel = UsageCounter(stream), tools.parallel
-        last = request.prompt[-THOUGHT_TOKENS:] if tools.active else []
-        prompt_end = b"".join(map(model.text.token_bytes, last))
-        self._parsers = [tools.parser(prompt_end) for _ in stream.choices]
-        self._reasons = [False] * len(stream.choices)  # each completion's latest part is reasoning
+        self.usage.reasons = tools.forms.thought is not None
+        usable = tools.tools if tools.active else None
+        self._parsers = [model.language_model.parser(prompt_end, usable) for _ in stream.choices]
 
     def read(self, output: Output) -> tuple[Sequence[ToolDelta], str | None]:
         """Return the parts that an output adds to completion `output.index`, and with its last one the reason.
 
         Without parallel calls, those behind the first call are left out.
         """
-        self.usage.add(output)
         parser, finish = self._parsers[output.index], output.finish
         if parser is None:
+            self.usage.add(output)
             return ([ToolDelta(content=output.text)] if output.text else []), finish
+        reasoned = parser.reasons
         parts = parser.push(output.text)
+        self.usage.add(output, reasoning=reasoned or parser.reasons)
         if finish is not None:
-            parts += parser.finish()
-        if parts:
-            self._reasons[output.index] = bool(parts[-1].reasoning)
-        if self._reasons[output.index]:
-            self.usage.reasoning_tokens += len(output.token_ids)
+            parts = [*parts, *parser.finish()]
         if not self._parallel:
             parts = [part for part in parts if not part.index]
         return parts, parser.finish_reason(finish)
@@ -80,47 +81,19 @@ class Reply:
             outputs = await self.stream.read_all()
         finally:
             self.stream.close()
-        messages = [_Pieces() for _ in self._parsers]
+        messages = [
+            Message(content=None, reasoning="", calls=[], logprobs=[], finish=None, stopped_by=None)
+            for _ in self._parsers
+        ]
+        parts: list[list[ToolDelta]] = [[] for _ in messages]
         for output in outputs:
-            messages[output.index].add(output, *self.read(output))
-        return [pieces.message() for pieces in messages]
-
-
-class _Pieces:
-    """One completion as far as it was read."""
-
-    def __init__(self) -> None:
-        self.content: list[str] = []
-        self.reasoning: list[str] = []
-        self.calls: list[tuple[ToolDelta, list[str]]] = []  # the first part of each, and its arguments
-        self.logprobs: list[TokenLogprob] = []
-        self.finish: str | None = None
-        self.stopped_by: str | int | None = None
-
-    def add(self, output: Output, parts: Sequence[ToolDelta], finish: str | None) -> None:
-        self.logprobs += output.logprobs
-        self.finish, self.stopped_by = finish, output.stopped_by
-        for part in parts:
-            if part.index is None:
-                self.content.append(part.content)
-                self.reasoning.append(part.reasoning)
-            elif part.index == len(self.calls):
-                self.calls.append((part, [part.arguments]))
-            else:
-                self.calls[part.index][1].append(part.arguments)
-
-    def message(self) -> Message:
-        """Return the message; its content is None where there are calls and nothing but blanks."""
-        content = "".join(self.content)
-        blank = self.calls and (not content or content.isspace())
-        return Message(
-            content=None if blank else content,
-            reasoning="".join(self.reasoning),
-            calls=[
-                ToolCall(first.id or "", first.name or "", "".join(arguments))
-                for first, arguments in self.calls
-            ],
-            logprobs=self.logprobs,
-            finish=self.finish,
-            stopped_by=self.stopped_by,
-        )
+            new, finish = self.read(output)
+            parts[output.index] += new
+            message = messages[output.index]
+            message.logprobs += output.logprobs
+            message.finish, message.stopped_by = finish, output.stopped_by
+        for message, own in zip(messages, parts, strict=True):
+            parsed = joined(own)
+            message.content = parsed.content if parsed.calls else parsed.content or ""
+            message.reasoning, message.calls = parsed.reasoning or "", parsed.calls
+        return messages

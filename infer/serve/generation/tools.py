@@ -1,4 +1,4 @@
-"""Tools of a conversation: which calls may occur, the constraint that enforces one, and the parser that finds them."""
+"""Tools of a conversation: which calls may occur, and the constraint that enforces one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ...errors import InputError
 from ...llm.text import tools
-from ...llm.text.chat_template import ChatTemplate
+from ...llm.text.forms import Choice
 
 
 class Tools:
@@ -17,27 +17,20 @@ class Tools:
         self,
         offered: Sequence[Mapping[str, Any]],
         choice: str | Mapping[str, Any] | None,
-        template: ChatTemplate | None,
+        forms: Choice,
         *,
         parallel: bool,
     ) -> None:
         self.tools = tools.check_tools(offered)
         self.choice = tools.check_choice(choice, self.tools)
         self.active = bool(self.tools) and self.choice != "none"
-        sources = template.sources.values() if template is not None else ()
-        self.style, self.parallel = tools.style_of("\n".join(sources)), parallel
-        self.grammar = tools.constrain(self.tools, self.choice, self.style, parallel=parallel)
+        self.forms, self.parallel = forms, parallel
+        self.grammar = tools.constrain(self.tools, self.choice, forms.form, parallel=parallel)
 
     def constraint(self, other: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Return the grammar that enforces a required call, else `other`, the response format's."""
-        if self.grammar is not None and other is not None:
+        """Return `other`, the grammar of the response format, else that of calls."""
+        if self.grammar is not None and other is not None and self.choice != "auto":
             raise InputError(
                 "tool_choice requires a call, which excludes another response format", where="response_format"
             )
-        return self.grammar or other
-
-    def parser(self, prompt_end: bytes) -> tools.ToolParser | None:
-        """Return a parser for one completion of a prompt with that end; None where all of it is content."""
-        if not self.active:
-            return None
-        return tools.tool_parser(self.style, self.tools, thought=tools.open_thought(prompt_end))
+        return other or self.grammar

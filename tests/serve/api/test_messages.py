@@ -14,7 +14,7 @@ import pydantic
 import pytest
 from anthropic.types import Message, MessageParam, RawMessageStreamEvent
 
-from infer.llm.text.tools import ToolDelta
+from infer.llm.text.tool_parser import ToolDelta
 from infer.serve.api.anthropic.messages_reply import MessageWriter
 from infer.serve.generation import event_stream
 from infer.serve.limits import ServeLimits

@@ -9,7 +9,7 @@ import msgspec
 
 from ....errors import InputError
 from ....llm.engine.requests import Output
-from ....llm.text.tools import ToolDelta
+from ....llm.text.tool_parser import ToolDelta
 from ...generation import conversation
 from ...generation.conversation import Conversation
 from ...generation.event_stream import EventStream, encode
@@ -69,7 +69,7 @@ def _conversation(request: ChatRequest, id: str) -> Conversation:
         tools=list(map(without_nulls, request.tools or ())),
         tool_choice=msgspec.to_builtins(request.tool_choice),
         parallel_calls=request.parallel_tool_calls is not False,
-        template_options=request.chat_template_kwargs or {},
+        template_options=_template_variables(request),
         grammar=grammar,
         grammar_field=constrained_by,
         max_tokens=request.max_tokens if wanted is None else wanted,
@@ -78,10 +78,22 @@ def _conversation(request: ChatRequest, id: str) -> Conversation:
     )
 
 
+def _template_variables(request: ChatRequest) -> dict[str, Any]:
+    """Return further variables of the chat template; an effort of "none" also asks for no thoughts."""
+    effort = request.reasoning_effort
+    asked: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+    if effort == "none":
+        asked |= {"enable_thinking": False, "thinking": False}
+    return asked | (request.chat_template_kwargs or {})
+
+
 def _delta(part: ToolDelta) -> bytes:
     """Return field `delta` of a chunk as JSON."""
     if part.index is None:
-        return b'"delta":{"content":%b}' % encode(part.content)
+        text = encode(part.reasoning or part.content)
+        if part.reasoning:
+            return b'"delta":{"reasoning_content":%b,"reasoning":%b}' % (text, text)
+        return b'"delta":{"content":%b}' % text
     function = FunctionDelta(arguments=part.arguments)
     call = ToolCallDelta(index=part.index, function=function)
     if part.name is not None:
@@ -118,6 +130,8 @@ class ChatResponse(ChunkedReply):
                 ToolCall(id=call.id, function=FunctionCall(call.name, call.arguments))
                 for call in message.calls
             ]
+        if message.reasoning:
+            shown.reasoning_content = shown.reasoning = message.reasoning
         known = None
         if self.logprobs:
             known = openai_logprobs.chat_logprobs(self.reply.model.text, message.logprobs)

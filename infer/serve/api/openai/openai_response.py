@@ -10,7 +10,7 @@ import msgspec
 from ....llm.engine.requests import Output, TokenLogprob
 from ...generation.reply import UsageCounter
 from ...llm.llm_engine import LLMEngine
-from .openai_types import CommonFields, PromptDetails, Usage
+from .openai_types import CommonFields, CompletionDetails, PromptDetails, Usage
 
 
 class ResponseHead(msgspec.Struct):
@@ -40,7 +40,10 @@ class CompletionBuffer:
 
 def usage_of(counter: UsageCounter) -> Usage:
     prompt, completion = counter.prompt_tokens, counter.completion_tokens
-    return Usage(prompt, completion, prompt + completion, PromptDetails(counter.cached_tokens))
+    usage = Usage(prompt, completion, prompt + completion, PromptDetails(counter.cached_tokens))
+    if counter.reasons:
+        usage.completion_tokens_details = CompletionDetails(counter.reasoning_tokens)
+    return usage
 
 
 def response_head(generator: LLMEngine, request: CommonFields, prefix: str, kind: str) -> ResponseHead:
