@@ -43,4 +43,9 @@ def effort_options(model: LLMEngine, effort: str | None, where: str) -> dict[str
     sources = "".join(model.template.sources.values()) if model.template is not None else ""
     if effort != "none" and not any(name in sources for name in ("reasoning_effort", "enable_thinking")):
         raise InputError("this model's chat template knows no effort of reasoning", where=where)
-    return {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+    return {"reasoning_effort": effort, **thinking_options(effort != "none")}
+
+
+def thinking_options(thinks: bool) -> dict[str, Any]:
+    """Return the chat template's variables for thoughts or none; DeepSeek's call theirs `thinking`."""
+    return {"enable_thinking": thinks, "thinking": thinks}

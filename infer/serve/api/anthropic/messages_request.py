@@ -7,7 +7,7 @@ from typing import Any
 
 from ....errors import InputError
 from ...generation.conversation import Conversation, new_id
-from ...generation.prompt import effort_options
+from ...generation.prompt import effort_options, thinking_options
 from ...llm.llm_engine import LLMEngine
 from ..openai.refused_fields import read_object
 from .messages_types import (
@@ -201,5 +201,5 @@ def _template_options(request: CountRequest, model: LLMEngine, *, prefilled: boo
     if request.output_config is not None:
         options |= effort_options(model, request.output_config.effort, "output_config.effort")
     if request.thinking is not None:
-        options["enable_thinking"] = request.thinking.type != "disabled"
+        options |= thinking_options(request.thinking.type != "disabled")
     return options
