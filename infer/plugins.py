@@ -1,8 +1,8 @@
 """Plug-in discovery: a file is a plug-in, named by its file name; the module satisfies the folder's contract.
 
-Five folders share this shape (`backends`, `infer.compress.formats`, `infer.attention`, `infer.serve.api`,
-`infer.families`); third parties add names through entry points of the groups `infer.backends`, `infer.formats`,
-`infer.attention`, `infer.api` and `infer.families`.
+Six folders share this shape (`backends`, `infer.compress.formats`, `infer.attention`, `infer.serve.api`,
+`infer.families`, `infer.llm.text.forms`); third parties add names through entry points of the groups `infer.backends`,
+`infer.formats`, `infer.attention`, `infer.api`, `infer.families` and `infer.forms`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ KINDS = {
     "infer.attention": "attention kernel",
     "infer.serve.api": "dialect",
     "infer.families": "family of models",
+    "infer.llm.text.forms": "form of output",
 }
 
 

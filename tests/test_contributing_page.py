@@ -24,6 +24,8 @@ from infer.errors import InferError, NotUsableError, UsageError
 from infer.export import export_model
 from infer.fidelity.thresholds import precision_class
 from infer.llm.step.schedules.schedule_consistency import require_float_step
+from infer.llm.text import forms
+from infer.llm.text.tools import Tool, constrain, tool_parser
 from tests.support.attention_cases import Case
 from tests.support.decoder_folders import sentencepiece
 from tests.support.fake_predictors import double, live
@@ -252,3 +254,18 @@ def test_two_families_may_not_say_something_under_one_name(
     monkeypatch.setattr(cosine, "FAMILY", None)
     with pytest.raises(NotUsableError, match="expected `FAMILY`, a Family, in the module of cosine"):
         families.known()
+
+
+def test_the_example_form_is_shown_by_a_template_and_reads_calls(install: Install) -> None:
+    install("infer/llm/text/forms/nemotron.py")
+    chosen = forms.choose("{# nemotron #}<TOOLCALL>[...]</TOOLCALL>")
+    assert chosen.name == "nemotron"
+    tools = [Tool("now", {"type": "object"})]
+    text = 'Well. <TOOLCALL>[{"name": "now", "arguments": {"a": "</TOOLCALL>"}}]</TOOLCALL> x'
+    content, calls = tool_parser(chosen.form, tools).read_all(text)
+    assert (content, [(call.name, call.arguments) for call in calls]) == (
+        "Well. x",
+        [("now", '{"a": "</TOOLCALL>"}')],
+    )
+    assert constrain(tools, "required", chosen.form) is not None
+    assert FILES["infer/llm/text/forms/nemotron.py"].count("\n") <= 40

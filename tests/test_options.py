@@ -210,6 +210,8 @@ SERVE: dict[str, Any] = {
     "speculation": False,
     "batch_invariant": True,
     "share_prefix_cache": True,
+    "tool_form": "mistral",
+    "reasoning_form": "none",
     "lora": {"style": "adapters/my style", "other": "x=y"},
     "log_requests": False,
     "log_bodies": True,

@@ -102,9 +102,9 @@ def test_flags_of_serve_are_stable() -> None:
         "--batch-invariant", "--data", "--device", "--drain", "--dtype", "--grpc-port", "--host", "--in-process",
         "--kv-memory", "--limit", "--log-bodies", "--log-requests", "--lora", "--max-delay-ms", "--max-length",
         "--max-replicas", "--max-tokens-per-step", "--memory", "--nonfinite", "--num-cpus", "--num-gpus",
-        "--otel", "--port", "--quant", "--ray", "--ray-address", "--ray-config", "--replicas",
+        "--otel", "--port", "--quant", "--ray", "--ray-address", "--ray-config", "--reasoning-form", "--replicas",
         "--share-prefix-cache", "--speculation", "--ssl-certfile", "--ssl-keyfile", "--ssl-keyfile-password",
-        "--target-requests", "--threads", "--timings", "--trust-code",
+        "--target-requests", "--threads", "--timings", "--tool-form", "--trust-code",
     ]  # fmt: skip
 
 

@@ -30,6 +30,8 @@ from tests.support.fake_llm import FakeLLMPredictor
 PATHS = {
     "/v1/completions": {"prompt": "x"},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+    "/v1/responses": {"input": "x"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9},
 }
 
 

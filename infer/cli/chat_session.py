@@ -12,6 +12,7 @@ from rich.text import Text
 
 from ..errors import InputError
 from ..llm.completion import Completion
+from ..llm.text.tool_parser import ToolDelta, ToolParser, joined
 from ..predict.predictor import Predictor
 
 LONGEST_ANSWER = 1024
@@ -34,6 +35,7 @@ class ChatSession:
         self.predictor, self.options = predictor, options
         self.system, self.turns = system, list[dict[str, str]]()
         self.answers: list[Completion] = []
+        self.thinks = False  # the last text that was printed is a thought
         self.terminal = sys.stdin.isatty() and sys.stdout.isatty()
         self.console = Console(highlight=False, soft_wrap=True)
         self.notes = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -100,25 +102,45 @@ class ChatSession:
             self.turns.pop()
             self.notes.print(Text(str(error), style="red"))
             return
-        pieces: list[str] = []
+        parts: list[ToolDelta] = []
+        parser = self._parser()
         with stream:
             try:
                 for piece in stream:
-                    pieces.append(piece.text)
-                    self.console.print(piece.text, end="", markup=False)
-                    self.console.file.flush()
+                    parts += self._show(parser, piece.text, last=piece.finish_reason is not None)
             except KeyboardInterrupt:
                 stream.close()
                 self.console.print(Text(" (stopped)", style="dim"), end="")
         self.console.print()
-        completion = stream.completion
-        completion.text = "".join(pieces)
+        completion, parsed = stream.completion, joined(parts)
+        completion.text, completion.reasoning = parsed.content or "", parsed.reasoning
         self.turns.append({"role": "assistant", "content": completion.text})
         self.answers.append(completion)
         if completion.finish_reason is not None and (why := completion.why_empty):
             self._print_note(why)
         if self.terminal:
             self.console.print(Text(_cost(completion), style="dim"))
+
+    def _parser(self) -> ToolParser | None:
+        """Return a parser of the answer to come; None where all of it is content."""
+        model = self.predictor.language_model
+        return model.parser(model.prompt_end(model.chat_ids(self._messages())), None)
+
+    def _show(self, parser: ToolParser | None, text: str, *, last: bool) -> list[ToolDelta]:
+        """Print a piece of an answer; thoughts are dimmed on a terminal, and left out of a pipe."""
+        if parser is None:
+            found = [ToolDelta(content=text)]
+        else:
+            found = [*parser.push(text), *(parser.finish() if last else ())]
+        for part in found:
+            if part.reasoning and self.terminal:
+                self.console.print(Text(part.reasoning, style="dim"), end="")
+                self.thinks = True
+            elif part.content:
+                self.console.print("\n\n" * self.thinks + part.content, end="", markup=False)
+                self.thinks = False
+        self.console.file.flush()
+        return found
 
     def _messages(self, first: int = 0) -> list[dict[str, str]]:
         told = [{"role": "system", "content": self.system}] if self.system else []

@@ -116,6 +116,13 @@ def chat(
     of_source: dict[str, Any],
     artifact: LanguageModel,
     system: Annotated[str | None, typer.Option(help="system message, before the conversation")] = None,
+    reasoning_form: Annotated[
+        str,
+        typer.Option(
+            help="form in which the model writes thoughts, which are shown dimmed; auto: as its chat template shows; "
+            "none: no text is a thought"
+        ),
+    ] = "auto",
     kv_memory: KvMemory = None,
     threads: Threads = None,
     trust_code: Trust = False,
@@ -130,7 +137,8 @@ def chat(
 
     folder = _artifact(artifact, of_source, trust_code=trust_code)
     isolated_open.open_in_subprocess(folder, trust_code=trust_code)
-    with Predictor.load(folder, threads=threads, trust_code=trust_code, kv_memory=kv_memory) as predictor:
+    given: dict[str, Any] = {"threads": threads, "trust_code": trust_code, "kv_memory": kv_memory}
+    with Predictor.load(folder, reasoning_form=reasoning_form, **given) as predictor:
         ChatSession(predictor, system, options).run()
 
 

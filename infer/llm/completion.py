@@ -17,7 +17,7 @@ class Completion(msgspec.Struct, kw_only=True):
     """One generated text, with its token counts and times.
 
     `finish_reason`: "stop", "length", ...; `stopped_by`: the stop text or token id. `logprobs` and `prompt_logprobs`
-    are there where they were asked for, `tool_calls` of a chat with tools. `cached_tokens` of the prompt came from
+    are there where they were asked for, `tool_calls` and `reasoning` of a chat. `cached_tokens` of the prompt came from
     the prefix cache. Times are in seconds since the request was submitted.
     """
 
@@ -32,6 +32,7 @@ class Completion(msgspec.Struct, kw_only=True):
     first_token_seconds: float | None = None
     seconds: float = 0.0
     tool_calls: list[ToolCall] = []  # of a chat, where tools were given
+    reasoning: str | None = None  # thoughts of a chat
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -44,7 +45,7 @@ class Completion(msgspec.Struct, kw_only=True):
     @property
     def why_empty(self) -> str | None:
         """Sentence that says why a completion has no text; None where it has one."""
-        if self.text or self.tool_calls:
+        if self.text or self.tool_calls or self.reasoning:
             return None
         if isinstance(self.stopped_by, str):
             return f"the text is empty: it began with the stop text {self.stopped_by!r}"

@@ -61,6 +61,8 @@ class Predictor(TextGeneration):
         speculation: bool = True,
         batch_invariant: bool = False,
         adapters: Mapping[str, str | Path] | None = None,
+        tool_form: str = "auto",
+        reasoning_form: str = "auto",
     ) -> Self:
         """Open an artifact, or that of a source: a name on the Hub, a file or a Hugging Face folder, which is optimized
         by the plan's defaults at its first use, in a process of its own, and kept in the cache of the user.
@@ -78,6 +80,7 @@ class Predictor(TextGeneration):
         - `speculation`: draft text that repeats itself and check several tokens in one step, where that is faster.
         - `batch_invariant`: bit-identical answers whatever else runs; slower, because nothing is batched or drafted.
         - `adapters`: folders of LoRA adapters in PEFT's format, by name.
+        - `tool_form`, `reasoning_form`: how it writes calls and thoughts, by default as its chat template shows.
 
         Raises `ArtifactError` (damaged, foreign, wrong numbers), `UnsafeSourceError` (code without trust),
         `NotUsableError` (its backend can't run here) and `ResourceError` (memory).
@@ -104,6 +107,7 @@ class Predictor(TextGeneration):
             predictor = cls(folder, manifest, open_runner(backend, opened, manifest, place), notes)
         predictor.kv_memory, predictor.max_tokens_per_step = kv_memory, max_tokens_per_step
         predictor.speculation, predictor.batch_invariant = speculation, batch_invariant
+        predictor.tool_form, predictor.reasoning_form = tool_form, reasoning_form
         predictor.phases = phases
         tested = time.perf_counter()
         made_on = manifest.plan.device.partition(":")[0]  # of what was built ahead of time not its GPU

@@ -22,7 +22,9 @@ from ..llm.llm import LanguageModel, parse_size
 from ..llm.request_streams import AsyncCompletionStream, CompletionStream, acomplete, complete, new_id
 from ..llm.step.cuda_graphs import GraphedStep
 from ..llm.step.full_sequence_runner import FullSequenceRunner
-from ..llm.text.tools import THOUGHT_TOKENS, check_tools, open_thought, parse, style_of
+from ..llm.text.forms import AUTO
+from ..llm.text.tool_parser import joined
+from ..llm.text.tools import check_tools
 from ..tasks.answers import Answer
 from ..tasks.steps import Decode, Generate, Step
 from ..tasks.whisper_windows import TranscriptOptions, by_decoder
@@ -41,6 +43,8 @@ class TextGeneration(TaskInputs):
     max_tokens_per_step: int | None = None
     speculation: bool = True
     batch_invariant: bool = False
+    tool_form: str = AUTO
+    reasoning_form: str = AUTO
     _language_model: LanguageModel | None = None
 
     @property
@@ -59,6 +63,10 @@ class TextGeneration(TaskInputs):
                 kv_bytes=parse_size(self.kv_memory, "kv_memory"),
                 limits=_limits(runner.device, self.max_tokens_per_step, self.batch_invariant),
                 speculation=self.speculation,
+            )
+            self._language_model.tool_form, self._language_model.reasoning_form = (
+                self.tool_form,
+                self.reasoning_form,
             )
         return self._language_model
 
@@ -112,18 +120,23 @@ class TextGeneration(TaskInputs):
         """Answer a conversation such as [{"role": "user", "content": "..."}]; returns a `Completion`.
 
         The prompt is made by the artifact's chat template, with `template` as further variables. With `tools`
-        (functions in OpenAI's format) calls come as `.tool_calls`, other text as `.text`. Raises as `generate` does,
-        and `UsageError` for a model without a chat template.
+        (functions in OpenAI's format) calls come as `.tool_calls`; thoughts as `.reasoning`, which no constraint of the
+        options binds; other text as `.text`. Raises as `generate` does, and `UsageError` for a model without a chat
+        template.
         """
-        checked = check_tools(tools) if tools else []
-        ids = self.language_model.chat_ids(messages, tools, **dict(template or {}))
-        found = complete(self.engine_client, [self._request(ids, options)])
-        if checked and self.language_model.template is not None:
-            style = style_of("\n".join(self.language_model.template.sources.values()))
-            thought = open_thought(b"".join(map(self.language_model.token_bytes, ids[-THOUGHT_TOKENS:])))
-            for made in found[0]:
-                content, made.tool_calls = parse(made.text, style, checked, thought=thought)
-                made.text = (content or "") if made.tool_calls else made.text
+        checked = check_tools(tools) if tools else None
+        model = self.language_model
+        ids = model.chat_ids(messages, tools, **dict(template or {}))
+        found = complete(self.engine_client, [self._chat_request(ids, options)])
+        end = model.prompt_end(ids)
+        for made in found[0]:
+            if (parser := model.parser(end, checked)) is not None:
+                parsed = joined((*parser.push(made.text), *parser.finish()))
+                made.text, made.reasoning, made.tool_calls = (
+                    parsed.content or "",
+                    parsed.reasoning,
+                    parsed.calls,
+                )
         return _shaped(found, many=False)
 
     def stream_chat(
@@ -134,9 +147,9 @@ class TextGeneration(TaskInputs):
         template: Mapping[str, Any] | None = None,
         **options: Unpack[Options],
     ) -> CompletionStream:
-        """Answer a conversation piece by piece: `chat` as a stream, without reading tool calls."""
+        """Answer a conversation piece by piece: `chat` as a stream, without reading tool calls and thoughts."""
         ids = self.language_model.chat_ids(messages, tools, **dict(template or {}))
-        return CompletionStream(self.engine_client, self._request(ids, options))
+        return CompletionStream(self.engine_client, self._chat_request(ids, options))
 
     def score(self, texts: Prompt | Sequence[Prompt], *, special: bool = True) -> Any:
         """Score a text (or token ids): log probability of each token given those before it, and perplexity.
@@ -151,6 +164,19 @@ class TextGeneration(TaskInputs):
 
     def _request(self, prompt: list[int], options: Options) -> Request:
         return build_request(self.language_model, prompt, options)
+
+    def _chat_request(self, prompt: list[int], options: Options) -> Request:
+        """Build the request of a chat: its constraint is on the answer, and marks of thoughts stay in the text."""
+        model = self.language_model
+        request = build_request(model, prompt, options)
+        if model.has_special_marks():
+            shown = msgspec.structs.replace(request.sampling, skip_special_tokens=False)
+            request = msgspec.structs.replace(request, sampling=shown)
+        grammar = model.forms.constrain(request.grammar, model.prompt_end(prompt))
+        if grammar is not request.grammar and grammar is not None:
+            model.check_grammar(grammar)
+            request = msgspec.structs.replace(request, grammar=grammar)
+        return request
 
     def _described(self, rows: list[tuple[Any, str]]) -> list[Answer]:
         return describe(rows, self.media, self.language_model)

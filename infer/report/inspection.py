@@ -18,6 +18,7 @@ from ..artifact.manifest import MAX_BYTES, REPORT
 from ..distribution import DISTRIBUTION
 from ..errors import ArtifactError
 from ..kernels import cpu
+from ..llm.text.text_side import TextSide
 from ..predict.predictor import Predictor
 from ..regular_files import read_regular
 from ..spec import UNBOUNDED, Finding
@@ -46,12 +47,25 @@ def inspect(path: Path) -> dict[str, Any]:
             "files": len(manifest.files),
             "signed by this user": store.signed_here(path),
             "made with": manifest.made_with,
+            **_forms(path),
             "verdict": list(manifest.verdict),
         }
     if name := hub.named(str(path)):
         return hub.describe(name)
     source = load.identify(path)
     return {"kind": source.kind, "says": source.says, "holds code": source.code}
+
+
+def _forms(path: Path) -> dict[str, str]:
+    """Describe how a language model with a chat template writes calls and thoughts, and what shows that."""
+    text = TextSide(path, path.name, 0)
+    if text.template is None:
+        return {}
+    chosen = text.forms
+    return {
+        "tool form": f"{chosen.name}: {chosen.why}",
+        "reasoning form": f"{chosen.thought_name}: {chosen.thought_why}",
+    }
 
 
 def verify(path: Path, *, trust_code: bool = False) -> dict[str, Any]:

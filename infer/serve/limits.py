@@ -94,6 +94,15 @@ class ServeLimits(msgspec.Struct, frozen=True, kw_only=True):
         float | None,
         Option("predicted queue wait above which a request is refused; none: 1 s, less with many clients"),
     ] = None
+    max_stored_responses: Annotated[
+        int, Option("responses of /v1/responses that are kept for later requests", minimum=0)
+    ] = 4096
+    max_stored_bytes: Annotated[
+        int,
+        Option(
+            "bytes of all kept responses with their conversations; 0 keeps none, as with --ray", minimum=0
+        ),
+    ] = 64 << 20
     nonfinite_error: Annotated[
         bool, Option("refuse outputs that are NaN or infinite; otherwise they are sent as strings", minimum=0)
     ] = False

@@ -190,6 +190,17 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             one_way=True,
         ),
     ] = False
+    tool_form: Annotated[
+        str,
+        Option("form in which the model writes calls of tools; auto: as its chat template shows", group=LLM),
+    ] = "auto"
+    reasoning_form: Annotated[
+        str,
+        Option(
+            "form in which the model writes thoughts; auto: as its chat template shows; none: they stay in the content",
+            group=LLM,
+        ),
+    ] = "auto"
     lora: Annotated[
         dict[str, str],
         Option(
@@ -266,5 +277,6 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def load_options(self) -> dict[str, Any]:
         """The keyword arguments of `Predictor.load` for each model, as a worker process gets them."""
         names = ("device", "threads", "trust_code", "kv_memory", "max_tokens_per_step", "speculation")
-        named = {name: getattr(self, name) for name in (*names, "batch_invariant")}
+        more = ("batch_invariant", "tool_form", "reasoning_form")
+        named = {name: getattr(self, name) for name in (*names, *more)}
         return {**named, "adapters": self.lora} if self.lora else named

@@ -118,7 +118,8 @@ class RayReplica:
 
     def __init__(self, args: Mapping[str, Any]) -> None:
         options = from_args(args)
-        bounds = options.bounds
+        # No replica knows the responses of another.
+        bounds = msgspec.structs.replace(options.bounds, max_stored_bytes=0)
         self.stack = contextlib.ExitStack()
         sources = [ModelSource(path=path, options=options.load_options) for path in options.artifacts]
         # Ray calls this on the thread that its replica ends with, so workers end with it too: see `Process`.

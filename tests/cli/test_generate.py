@@ -43,7 +43,7 @@ def opened_once(monkeypatch: pytest.MonkeyPatch, lm: Path, kept: dict[str, Predi
     load = Predictor.load
 
     def opened(path: Path, **options: Any) -> Any:
-        if Path(path) != lm or any(options.values()):
+        if Path(path) != lm or any(value not in (None, False, "auto") for value in options.values()):
             return load(path, **options)
         if "lm" not in kept:
             kept["lm"] = load(path)
@@ -205,6 +205,15 @@ def test_a_piped_chat_answers_each_line(
     assert "Ctrl-C          stop an answer" in captured.err
     assert captured.out.strip()
     assert "tokens answered" not in captured.out
+
+
+def test_inspect_says_how_the_model_writes_calls_and_thoughts(
+    lm: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(lm), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["tool form"] == "hermes: its chat template shows no form of calls: the usual one"
+    assert said["reasoning form"] == "none: its chat template shows no mark of a thought"
 
 
 @pytest.mark.usefixtures("opened_once")

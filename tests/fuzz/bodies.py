@@ -21,12 +21,14 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from infer.errors import InferError
+from infer.serve.api.anthropic.messages_types import MessagesRequest
 from infer.serve.api.kserve import kserve_request
 from infer.serve.api.kserve.kserve_response import HEADER_LENGTH
 from infer.serve.api.kserve.kserve_tensors import texts_from_binary
 from infer.serve.api.kserve.kserve_types import InferRequest
 from infer.serve.api.openai.chat_types import ChatRequest
 from infer.serve.api.openai.openai_types import CompletionRequest
+from infer.serve.api.responses.responses_types import ResponsesRequest
 from infer.serve.batching.collate import Collator
 from infer.serve.grpc.rpc_server import PROTO
 from infer.serve.grpc.schema import message_classes
@@ -133,7 +135,7 @@ def plain_json(data: bytes, chance: random.Random) -> None:
 
 def openai_json(data: bytes, chance: random.Random) -> None:
     value = json_parse.parse(data)
-    for kind in (CompletionRequest, ChatRequest):
+    for kind in (CompletionRequest, ChatRequest, ResponsesRequest, MessagesRequest):
         try:
             msgspec.json.encode(json_parse.convert(value, kind))
         except InferError:
@@ -221,7 +223,8 @@ def inflating(data: bytes, chance: random.Random) -> None:
 
 def server_events(data: bytes, chance: random.Random) -> None:
     """Check that one event is one line of valid JSON for any model output."""
-    from infer.serve.api.openai.server_sent_events import ChunkWriter, encode
+    from infer.serve.api.openai.chunk_writer import ChunkWriter
+    from infer.serve.generation.event_stream import encode
 
     text = data.decode("utf-8", "replace") + chr(chance.choice([0x2028, 0x85, 10, 13, 0]))
     event = ChunkWriter({"id": text[:9]}, usage=False).choice(

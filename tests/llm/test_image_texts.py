@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import numpy as np
 import openai
@@ -204,6 +205,19 @@ def test_images_are_described_over_http_as_clients_ask(made: dict[str, Path], mo
             messages: Any = [{"role": "user", "content": [part]}]
             answer = chat.chat.completions.create(model=predictor.name, messages=messages, max_tokens=56)
             assert (answer.choices[0].message.content or "").strip()[:8] == text[:8]
+            part = {"type": "input_image", "image_url": url, "detail": "auto"}
+            items: Any = [{"role": "user", "content": [part]}]
+            response = chat.responses.create(model=predictor.name, input=items, max_output_tokens=56)
+            assert response.output_text.strip()[:8] == text[:8]
+            source = {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}
+            messages = [{"role": "user", "content": [{"type": "image", "source": source}]}]
+            with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as claude:
+                message = claude.messages.create(model=predictor.name, messages=messages, max_tokens=56)
+            assert message.content[0].text.strip()[:8] == text[:8]  # type: ignore[union-attr]
+            items[0]["content"][0]["image_url"] = "http://127.0.0.1:1/a.png"
+            with pytest.raises(openai.BadRequestError, match="addresses are not fetched") as caught:
+                chat.responses.create(model=predictor.name, input=items)
+            assert caught.value.param == "input[0].content"
             refused = client.post("/v1/chat/completions", json={
                 "model": predictor.name, "messages": [{"role": "user", "content": "hello"}],
             })  # fmt: skip

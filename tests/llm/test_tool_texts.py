@@ -8,7 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from infer.llm.text.tools import Tool, ToolStyle, open_thought, parse, tool_parser
+from infer.llm.text import forms
+from infer.llm.text.forms import THOUGHTS, Thought
+from infer.llm.text.tool_parser import ToolCall, ToolParser
+from infer.llm.text.tools import Tool, tool_parser
 
 ANY_TEXT: dict[str, Any] = {"type": "string"}
 SCHEMA = {
@@ -50,16 +53,22 @@ def xml(*values: tuple[str, str], name: str = "write") -> str:
     return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
 
 
-def plain(text: str, style: ToolStyle = "hermes", **options: Any) -> tuple[str | None, list[tuple[str, Any]]]:
-    content, found = parse(text, style, TOOLS, **options)
+def parser(form: str, **thoughts: Thought) -> ToolParser:
+    return tool_parser(forms.get(form), TOOLS, **thoughts)
+
+
+def parse(text: str, form: str) -> tuple[str | None, list[ToolCall]]:
+    return parser(form).read_all(text)
+
+
+def plain(text: str, style: str = "hermes", **thoughts: Thought) -> tuple[str | None, list[tuple[str, Any]]]:
+    content, found = parser(style, **thoughts).read_all(text)
     return content, [(call.name, json.loads(call.arguments)) for call in found]
 
 
-def streamed(
-    pieces: list[str], style: ToolStyle, *, thought: str | None = None
-) -> tuple[str, list[tuple[str, str]], bool]:
+def streamed(pieces: list[str], style: str) -> tuple[str, list[tuple[str, str]], bool]:
     """Return content, calls with the text of their arguments, and whether they are complete."""
-    reader = tool_parser(style, TOOLS, thought=thought)
+    reader = parser(style)
     content, calls = "", list[tuple[str, str]]()
     for delta in [delta for piece in pieces for delta in reader.push(piece)] + reader.finish():
         content += delta.content
@@ -87,7 +96,7 @@ XML_VALUES = {
     "empty": "",
     "quotes": 'say "hi", \\n and \u2028',
 }
-TEXTS: dict[str, tuple[ToolStyle, str]] = {
+TEXTS: dict[str, tuple[str, str]] = {
     **{f"hermes, {name}": ("hermes", f"Well.\n\n<tool_call>\n{body}\n</tool_call>") for name, body in OBJECTS.items()},
     **{f"llama, {name}": ("llama", body) for name, body in OBJECTS.items()},
     **{f"llama tag, {name}": ("llama", f"Well. <|python_tag|>{body}; {body}") for name, body in OBJECTS.items()},
@@ -189,7 +198,7 @@ def test_calls_in_thoughts_are_not_made() -> None:
     nested = f"<think>a <think>{DRAFT}</think> {DRAFT}</think>"
     assert plain(nested) == (nested, [])
     behind = f"I could {DRAFT}</think>\n\n{DRAFT}"
-    assert plain(behind, thought=open_thought(b"<|assistant|>\n<think>\n")) == (
+    assert plain(behind, opened=THOUGHTS["think"]) == (
         f"I could {DRAFT}</think>",
         [("write", {"path": "DRAFT"})],
     )
@@ -215,7 +224,7 @@ def test_the_reason_says_whether_calls_are_complete() -> None:
     for text, stop, length in (
         (DRAFT, "tool_calls", "length"), (DRAFT[:-25], "stop", "length"), ("No.", "stop", "length"),
     ):  # fmt: skip
-        reader = tool_parser("hermes", TOOLS)
+        reader = parser("hermes")
         reader.read_all(text)
         assert (reader.finish_reason("stop"), reader.finish_reason("length")) == (stop, length)
         assert reader.finish_reason(None) is None
@@ -234,7 +243,7 @@ def test_arguments_are_passed_on_as_the_model_wrote_them(first: str) -> None:
     )
     members = [f'"arguments": {written}', '"name": "write"']
     body = ", ".join(members if first == "arguments" else members[::-1])
-    _, found = parse(f"<tool_call>{{{body}}}</tool_call>", "hermes", TOOLS)
+    _, found = parse(f"<tool_call>{{{body}}}</tool_call>", "hermes")
     assert found[0].arguments == written
 
 
@@ -250,7 +259,7 @@ def test_arguments_are_passed_on_as_the_model_wrote_them(first: str) -> None:
     ],
 )
 def test_lone_surrogates_can_be_sent(text: str) -> None:
-    _, found = parse(text, "hermes", TOOLS)
+    _, found = parse(text, "hermes")
     msgspec.json.encode([(call.name, call.arguments) for call in found])
 
 
@@ -258,5 +267,5 @@ def test_lone_surrogates_can_be_sent(text: str) -> None:
     "text", [TEXTS["prose"][1], "maybe <tool_call> is right", " \n x \n\n", "<tool_call>\n", "<"]
 )
 @pytest.mark.parametrize("style", ["hermes", "llama", "mistral"])
-def test_prose_without_calls_is_unchanged(text: str, style: ToolStyle) -> None:
+def test_prose_without_calls_is_unchanged(text: str, style: str) -> None:
     assert plain(text, style) == (text, [])

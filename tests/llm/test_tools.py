@@ -10,17 +10,9 @@ from typing import Any
 import pytest
 
 from infer.errors import InputError
-from infer.llm.text.tools import (
-    Tool,
-    ToolCall,
-    ToolStyle,
-    check_choice,
-    check_tools,
-    constrain,
-    parse,
-    style_of,
-    tool_parser,
-)
+from infer.llm.text import forms
+from infer.llm.text.tool_parser import ToolCall, ToolParser
+from infer.llm.text.tools import Tool, check_choice, check_tools, constrain, tool_parser
 
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
            "required": ["city"], "additionalProperties": False}  # fmt: skip
@@ -38,7 +30,7 @@ NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 BOTH = [("weather", json.loads(ARGUMENTS)), ("now", {})]
 
 # style, output, content, calls
-CASES: dict[str, tuple[ToolStyle, str, str | None, list[tuple[str, Any]]]] = {
+CASES: dict[str, tuple[str, str, str | None, list[tuple[str, Any]]]] = {
     "hermes": ("hermes", HERMES, None, BOTH[:1]),
     "hermes, text before": ("hermes", f"Let me look.\n\n{HERMES}", "Let me look.", BOTH[:1]),
     "hermes, two": ("hermes", f"{HERMES}\n{NOW}", None, BOTH),
@@ -82,6 +74,10 @@ CASES: dict[str, tuple[ToolStyle, str, str | None, list[tuple[str, Any]]]] = {
 }  # fmt: skip
 
 
+def reader_of(form: str) -> ToolParser:
+    return tool_parser(forms.get(form), TOOLS)
+
+
 def plain(calls: list[ToolCall]) -> list[tuple[str, Any]]:
     return [(call.name, json.loads(call.arguments)) for call in calls]
 
@@ -89,7 +85,7 @@ def plain(calls: list[ToolCall]) -> list[tuple[str, Any]]:
 @pytest.mark.parametrize("name", CASES)
 def test_tool_calls_and_content_are_parsed_from_a_full_output(name: str) -> None:
     style, text, content, calls = CASES[name]
-    found, read = parse(text, style, TOOLS)
+    found, read = reader_of(style).read_all(text)
     assert plain(read) == calls
     assert found == content
 
@@ -99,7 +95,7 @@ def test_streamed_parsing_does_not_depend_on_the_chunks(name: str) -> None:
     style, text, content, calls = CASES[name]
     for seed in range(12):
         chance = random.Random(seed)
-        reader, spoken, at = tool_parser(style, TOOLS), "", 0
+        reader, spoken, at = reader_of(style), "", 0
         names: list[str] = []
         arguments: list[str] = []
         pieces = []
@@ -123,28 +119,28 @@ def test_streamed_parsing_does_not_depend_on_the_chunks(name: str) -> None:
 
 
 def test_arguments_are_streamed_as_they_come() -> None:
-    reader = tool_parser("hermes", TOOLS)
+    reader = reader_of("hermes")
     first = reader.push('<tool_call>\n{"name": "weather", "arguments": {"ci')
     assert [(d.name, d.arguments) for d in first] == [("weather", ""), (None, '{"ci')]
     assert [d.arguments for d in reader.push('ty": "x"')] == ['ty": "x"']
 
 
 def test_text_is_streamed_except_what_may_become_a_marker() -> None:
-    reader = tool_parser("hermes", TOOLS)
+    reader = reader_of("hermes")
     assert [d.content for d in reader.push("Hello <tool")] == ["Hello"]
     assert [d.content for d in reader.push("s> and")] == [" <tools> and"]
 
 
 def test_json_that_can_not_be_a_call_is_not_held_back() -> None:
-    reader = tool_parser("llama", TOOLS)
+    reader = reader_of("llama")
     assert "".join(d.content for d in reader.push('{"city": "Pa')) == '{"city": "Pa'
 
 
 def test_ids_differ_and_have_the_length_that_mistrals_templates_want() -> None:
-    _, calls = parse(CASES["mistral, two"][1], "mistral", TOOLS)
+    _, calls = reader_of("mistral").read_all(CASES["mistral, two"][1])
     assert [len(call.id) for call in calls] == [9, 9]
     assert calls[0].id != calls[1].id
-    assert parse(HERMES)[1][0].id.startswith("call_")
+    assert reader_of("hermes").read_all(HERMES)[1][0].id.startswith("call_")
 
 
 @pytest.mark.parametrize(
@@ -154,11 +150,11 @@ def test_ids_differ_and_have_the_length_that_mistrals_templates_want() -> None:
         ("{{ '[TOOL_CALLS] [' }}", "mistral"),
         ('Respond in the format {"name": function name, "parameters": dictionary}', "llama"),
         ("{{ messages }}", "hermes"),
-        (None, "hermes"),
+        ("", "hermes"),
     ],
 )
-def test_the_style_comes_from_the_chat_template(template: str | None, style: str) -> None:
-    assert style_of(template) == style
+def test_the_form_comes_from_the_chat_template(template: str, style: str) -> None:
+    assert forms.choose(template).name == style
 
 
 @pytest.mark.parametrize(
@@ -192,8 +188,8 @@ def test_the_choice_of_a_tool_is_checked() -> None:
 
 
 def test_tool_choice_auto_does_not_constrain_the_output() -> None:
-    assert constrain(TOOLS, "none") is None
-    assert constrain(TOOLS, "auto") is None
+    assert constrain(TOOLS, "none", forms.get("hermes")) is None
+    assert constrain(TOOLS, "auto", forms.get("hermes")) is None
 
 
 @pytest.fixture(scope="module")
@@ -217,8 +213,8 @@ def takes(grammars: Any, constraint: Any, text: str) -> bool:
 
 
 @pytest.mark.parametrize("style", ["hermes", "llama", "mistral"])
-def test_tool_choice_required_allows_valid_calls_only(grammars: Any, style: ToolStyle) -> None:
-    constraint = constrain(TOOLS, "required", style)
+def test_tool_choice_required_allows_valid_calls_only(grammars: Any, style: str) -> None:
+    constraint = constrain(TOOLS, "required", forms.get(style))
     one, other = CASES[style][1], CASES[style][1].replace("weather", "now")
     assert takes(grammars, constraint, one)
     assert not takes(grammars, constraint, other)  # `now` has no arguments
@@ -230,14 +226,14 @@ def test_tool_choice_required_allows_valid_calls_only(grammars: Any, style: Tool
 
 
 def test_a_named_choice_calls_that_tool_once(grammars: Any) -> None:
-    constraint = constrain(TOOLS, "now")
+    constraint = constrain(TOOLS, "now", forms.get("hermes"))
     assert takes(grammars, constraint, NOW)
     assert not takes(grammars, constraint, HERMES)
     assert not takes(grammars, constraint, f"{NOW}\n{NOW}")
 
 
 def test_parallel_tool_calls_false_allows_one_call(grammars: Any) -> None:
-    constraint = constrain(TOOLS, "required", parallel=False)
+    constraint = constrain(TOOLS, "required", forms.get("hermes"), parallel=False)
     assert takes(grammars, constraint, HERMES)
     assert not takes(grammars, constraint, f"{HERMES}\n{NOW}")
 
@@ -246,7 +242,7 @@ def test_schema_references_resolve_within_the_schema_of_their_tool(grammars: Any
     node = {"type": "object", "properties": {"next": {"$ref": "#"}, "size": {"$ref": "#/$defs/size"}},
             "additionalProperties": False, "$defs": {"size": {"type": "integer"}},
             "default": {"$ref": "#"}}  # fmt: skip
-    constraint = constrain([Tool("now", {}), Tool("walk", node)], "walk")
+    constraint = constrain([Tool("now", {}), Tool("walk", node)], "walk", forms.get("hermes"))
     call = '<tool_call>\n{"name": "walk", "arguments": {"next": {"size": %s}, "size": 1}}\n</tool_call>'
     assert takes(grammars, constraint, call % "3")
     assert not takes(grammars, constraint, call % '"3"')
@@ -255,4 +251,4 @@ def test_schema_references_resolve_within_the_schema_of_their_tool(grammars: Any
 def test_a_schema_that_can_not_be_enforced_is_refused_by_name(grammars: Any) -> None:
     tool = Tool("f", {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}})
     with pytest.raises(InputError, match="uniqueItems"):
-        grammars[1].check(constrain([tool], "required"))
+        grammars[1].check(constrain([tool], "required", forms.get("hermes")))

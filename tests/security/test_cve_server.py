@@ -100,12 +100,17 @@ def test_cve_2024_37032_nothing_a_client_names_is_opened(
     monkeypatch.setattr(os, "open", note_os)
     monkeypatch.setattr(socket.socket, "connect", connect_to)
     image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": path}}]}
+    item = {"type": "input_image", "image_url": path}
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": path}}
     chat = {"messages": [{"role": "user", "content": "a"}]}
     tensor = {"inputs": [{"name": path, "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
     asked = [
         completion(server, model=path),
         completion(server, "/v1/chat/completions", model=path, **chat),
         completion(server, "/v1/chat/completions", messages=[image]),
+        completion(server, "/v1/responses", input=[{"role": "user", "content": [item]}]),
+        completion(server, "/v1/messages", messages=[{"role": "user", "content": [block]}], max_tokens=1),
+        httpx.get(f"{server.url}/v1/responses/{path}"),
         completion(server, "/v1/chat/completions", chat_template=path, **chat),
         completion(server, "/v1/chat/completions", chat_template_kwargs={"chat_template": path}, **chat),
         httpx.get(f"{server.url}/v1/models/{path}"),

@@ -63,8 +63,8 @@ than half a second; one client, told apart by its API key or its address, has at
 files wait.
 
 Of one request for text, fixed: `n` 1 to 16, `stop` at most 16 of at most 1024 characters, `logprobs` and
-`top_logprobs` at most 20, `logit_bias` at most 1024 tokens, prompts at most 1024, messages at most 4096, tools at most
-128, token ids 0 to the vocabulary's size. A tensor has at most 16 dimensions. A model's name is
+`top_logprobs` at most 20, `logit_bias` at most 1024 tokens, prompts at most 1024, messages (items) at most 4096, tools
+at most 128, token ids 0 to the vocabulary's size. A tensor has at most 16 dimensions. A model's name is
 `[A-Za-z0-9][A-Za-z0-9._-]{0,127}`. A chat template may take one second of CPU time, a tokenizer five and one more
 for each 100,000 characters, each in a process that is killed then. A grammar is at most 64 KiB of JSON, 64
 levels deep, and may take 3 s of CPU time and 128 MiB of memory to compile, in a process of its own; one client compiles
@@ -97,9 +97,10 @@ def errors_page() -> str:
         "# Errors",
         "",
         'KServe and ops routes answer `{"error": "<text>"}`, OpenAI routes',
-        '`{"error": {"message", "type", "param", "code"}}`; both with `X-Request-Id`. `code` is the one below. A text',
+        '`{"error": {"message", "type", "param", "code"}}`, Anthropic routes',
+        '`{"type": "error", "error": {"type", "message"}}`; all with `X-Request-Id`. `code` is the one below. A text',
         "says what was expected, what came and where, in one line of at most 1024 characters. Once a stream has begun,",
-        "an error comes as an event and no `[DONE]` follows.",
+        "an error comes as the last event, and no `[DONE]` follows; that of /v1/responses is `response.failed`.",
         "Written by `make docs-reference`; a test compares.",
         "",
         "| code | HTTP status | exit code | class | what |",
@@ -108,7 +109,7 @@ def errors_page() -> str:
     for kind in errors():
         status = str(kind.status)
         if issubclass(kind, OverloadedError):
-            status = f"{kind.status}, on OpenAI routes {ERROR_FORMAT.status(kind(''))}"
+            status = f"{kind.status}, on OpenAI and Anthropic routes {ERROR_FORMAT.status(kind(''))}"
         lines.append(f"| `{kind.code}` | {status} | {kind.exit_code} | `{kind.__name__}` | {_what(kind)} |")
     lines += [
         "",

@@ -10,6 +10,7 @@ from ...errors import InputError
 
 Message = dict[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")  # names that templates have for a thought
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 
@@ -37,7 +38,10 @@ def _message(message: Mapping[str, Any], where: str, knows_developer: bool) -> M
         made["role"] = "system"
     calls = message.get("tool_calls")
     made["content"] = _content(message.get("content"), where, absent=role == "assistant")
-    if made["content"] is None and not calls and not message.get("reasoning_content"):
+    thought = made.get("reasoning_content") or made.get("reasoning")
+    if thought:
+        made |= dict.fromkeys(THOUGHT_FIELDS, thought)
+    elif made["content"] is None and not calls:
         made["content"] = ""
     if calls:
         made["tool_calls"] = [

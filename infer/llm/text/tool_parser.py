@@ -1,44 +1,26 @@
-"""Parser of tool calls in streamed text: no part of a marker or of a call is returned as content.
+"""Parser of a language model's output: content, thoughts and calls of tools, in streamed text.
 
-The forms are described in `infer.llm.text.tools`. Arguments are streamed, as soon as the name is known. What is found
-does not depend on how the text is cut. A call that can't be read, or that the text ends in before its name is known, is
-content, as are calls in thoughts and in fenced code.
+One state machine for every form (`infer.llm.text.forms`). No part of a mark or of a call is returned as content, and
+nothing else is lost: a call that can't be read, or that the text ends in before its name is known, is content, as are
+calls in fenced code. In thoughts there are no calls. Arguments that are JSON are streamed as soon as the name is known,
+others come whole. What is found does not depend on how the text is cut.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterable
+from functools import cache
 
 import msgspec
 
-from .json_scan import JsonScan, load, members, whole_object
-from .xml_calls import FUNCTION, block_end, read_calls
+from .calls import Attempt, Begun, Message, Refused, Schemas, Whole
+from .calls.json_scan import JsonScan
+from .forms import TAGS, Form, Thought
 
-ToolStyle = Literal["hermes", "llama", "mistral"]
-_MARKERS = {"hermes": "<tool_call>", "llama": "<|python_tag|>", "mistral": "[TOOL_CALLS]"}
-_END, _XML = "</tool_call>", "<function="
-_THOUGHTS = {
-    "<think>": "</think>",
-    "<thinking>": "</thinking>",
-    "<thought>": "</thought>",
-    "<reasoning>": "</reasoning>",
-    "[THINK]": "[/THINK]",
-}
-THOUGHT_TOKENS = 16  # of the end of a prompt, enough for a mark
-_ID = r'"(?:id|type)"\s*:\s*"(?:[^"\\]|\\.)*"\s*,\s*'
-_HEADER = re.compile(
-    rf'\s*\{{\s*(?:{_ID})*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*(?:{_ID})*'
-    r'"(?:arguments|parameters)"\s*:\s*(?=\{)'
-)
-_KEYS = '(?!(?:name|type|id|arguments|parameters|function)")[^"]*"'
-_OTHER = re.compile(
-    rf'\s*\{{\s*(?:"name"\s*:\s*(?:[^"\s]|"(?:[^"\\]|\\.)*"\s*(?:\}}|,\s*"{_KEYS}))|"{_KEYS})'
-)
-_NAMED = re.compile(r"\s*([\w.-]{1,64})(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{)")
-_NAMED_SO_FAR = re.compile(r"\s*[\w.-]{0,64}(?:\[[A-Z_]*\]?\w*){0,2}\s*")
+BLANKS = " \t\r\n"
+MAX_MARK = 64  # characters
 _FENCE_SO_FAR = re.compile(r"^[ \t]*`+\Z", re.MULTILINE)
 
 
@@ -61,40 +43,61 @@ class ToolDelta(msgspec.Struct, frozen=True):
     arguments: str = ""
 
 
-def open_thought(prompt: bytes) -> str | None:
-    """Return the mark of the thought that the end of a prompt begins, as templates of reasoning models do."""
-    text = prompt.decode(errors="replace").rstrip()
-    return next((mark for mark in _THOUGHTS if text.endswith(mark)), None)
+class Parsed(msgspec.Struct):
+    """A whole output; `content` and `reasoning` None: it has none."""
+
+    content: str | None
+    reasoning: str | None
+    calls: list[ToolCall]
+
+
+def joined(deltas: Iterable[ToolDelta]) -> Parsed:
+    """Join the deltas of one output; blanks beside calls are no content."""
+    content, reasoning, calls = "", "", list[ToolCall]()
+    for delta in deltas:
+        content += delta.content
+        reasoning += delta.reasoning
+        if delta.index is not None and delta.index == len(calls):
+            calls.append(ToolCall(delta.id or "", delta.name or "", delta.arguments))
+        elif delta.index is not None:
+            last = calls[delta.index]
+            calls[delta.index] = ToolCall(last.id, last.name, last.arguments + delta.arguments)
+    blank = not content or (bool(calls) and content.isspace())
+    return Parsed(None if blank else content, reasoning or None, calls)
 
 
 class ToolParser:
-    """State machine over streamed text. `schemas`: the JSON schema of each tool's arguments, by name.
+    """State machine over the text of one output.
 
-    Where a form has no marker of its own, only calls of these tools are taken for calls. `thought`: the mark of
-    the one in which the prompt ended. `complete` is False once a call's arguments ended too early or were no JSON.
+    `schemas`: the JSON schema of each tool's arguments, by name; None: no tool may be called. `separate`: the marks of
+    thoughts that are returned as reasoning; others stay in the content. `opened`: those of the thought in which the
+    prompt ended. `complete` is False once a call's arguments ended too early or were no JSON.
     """
 
     def __init__(
-        self, style: ToolStyle, schemas: Mapping[str, Mapping[str, Any]], *, thought: str | None = None
+        self,
+        form: Form,
+        schemas: Schemas | None,
+        *,
+        separate: Thought | None = None,
+        opened: Thought | None = None,
     ) -> None:
-        self.style, self.schemas, self.calls, self.complete = style, schemas, 0, True
-        self._marker = _MARKERS[style]
-        marks = "|".join(map(re.escape, _THOUGHTS))
-        self._marks = re.compile(
-            rf"(?P<call>{re.escape(self._marker)})|(?P<end>{_END})|(?P<thought>{marks})|^[ \t]*(?P<fence>`{{3,}})",
-            re.MULTILINE,
-        )
+        self.form, self.schemas, self.separate = form, schemas or {}, separate
+        self.calls, self.complete = 0, True
+        self._marks = marks_of(form, separate, schemas is not None)
+        self._bare = form.bare if schemas is not None else ""
         self._text = ""  # not yet decided upon
-        self._read = 0  # characters of it that were taken for the beginning of calls
         self._out: list[ToolDelta] = []
-        self._scan = JsonScan()
+        self._ids: set[str] = set()
         self._last = False  # whether nothing comes after the text
-        self._sure = False  # a marker was seen
-        self._inside = False  # behind a call whose end tag has not come
+        self._inside = False  # behind a call whose closing mark has not come
+        self._listed = False  # in a list of calls
         self._new_line = True  # only blanks since the last line end of the content
+        self._begins = True  # no content so far, but blanks
+        self._behind_thought = False
         self._state: Callable[[], bool] = self._start
-        if thought is not None:
-            self._begin_thought(thought)
+        if opened is not None:
+            self._begin_thought(opened, separated=opened == separate)
 
     def push(self, text: str) -> list[ToolDelta]:
         self._text += text
@@ -110,92 +113,118 @@ class ToolParser:
 
     def read_all(self, text: str) -> tuple[str | None, list[ToolCall]]:
         """Split a whole output into content (None when nothing is left) and calls."""
-        content, calls = "", list[ToolCall]()
-        for delta in (*self.push(text), *self.finish()):
-            content += delta.content
-            if delta.index is not None and delta.index == len(calls):
-                calls.append(ToolCall(delta.id or "", delta.name or "", delta.arguments))
-            elif delta.index is not None:
-                last = calls[delta.index]
-                calls[delta.index] = ToolCall(last.id, last.name, last.arguments + delta.arguments)
-        return (content if content and not (calls and content.isspace()) else None), calls
+        parsed = joined((*self.push(text), *self.finish()))
+        return parsed.content, parsed.calls
 
     def finish_reason(self, reason: str | None) -> str | None:
         """Return OpenAI's reason for the end: "tool_calls" in place of "stop", if there are calls to be made."""
         return "tool_calls" if reason == "stop" and self.calls and self.complete else reason
 
+    @property
+    def reasons(self) -> bool:
+        """True within a thought that is returned as reasoning."""
+        return self._state == self._in_thought and self._separated
+
     # States return whether another one may go on with the text.
 
     def _start(self) -> bool:
-        """Look for a call without a marker at the beginning of the text, and behind thoughts there."""
-        rest = self._text.lstrip()
-        marks = () if self.style == "hermes" else (self._marker, *_THOUGHTS)
-        listed = self.style == "mistral" and rest.startswith("[")
-        inner = rest[1:].lstrip() if listed else rest
-        undecided = not inner or any(mark.startswith(rest) and mark != rest for mark in marks)
-        if undecided and not self._last and self.style != "hermes":
+        """Look for a thought, or a call without a mark, at the beginning of the text and behind thoughts there."""
+        rest = self._text.lstrip(BLANKS)
+        if self._behind_thought:
+            self._text = rest
+        inner = rest[1:].lstrip(BLANKS) if rest[:1] == "[" and "[" in self._bare else rest
+        if not self._last and (not inner or self._marks.may_begin(rest)):
             return False
-        thought = next((mark for mark in marks[1:] if rest.startswith(mark)), None)
-        if thought is not None:
-            self._show(len(self._text) - len(rest) + len(thought))
-            return self._begin_thought(thought)
-        if inner.startswith("{") and (self.style == "llama" or listed):
-            self._read = len(self._text) - len(inner)
-            return self._begin_object()
+        if (thought := self._marks.thought_at(rest)) is not None:
+            return self._meet_thought(thought, len(self._text) - len(rest))
+        if inner and rest[0] in self._bare and not rest.startswith(self.form.opening):
+            self._listed = rest[0] == "["
+            return self._try_call(len(self._text) - len(inner), sure=False)
         return self._enter(self._content)
 
     def _content(self) -> bool:
-        for found in self._marks.finditer(self._text):
-            if found["call"]:
-                self._show(len(self._text[: found.start()].rstrip()))
-                self._read = len(self._text) - len(self._text.lstrip()) + len(self._marker)
-                self._sure = True
-                return self._enter(self._after_marker if self.style == "mistral" else self._in_tag)
-            if found["end"] and self._inside:
-                self._show(len(self._text[: found.start()].rstrip()))
-                self._text, self._inside = self._text.lstrip()[len(_END) :], False
+        if not self._marks.within:
+            self._show(len(self._text))
+            return False
+        for mark in self._marks.within.finditer(self._text):
+            kind, start = mark.lastgroup, mark.start()
+            if not self._last and self._marks.may_begin(self._text[start:]):
+                break
+            if kind == "opening":
+                self._show(len(self._text[:start].rstrip(BLANKS)))
+                self._listed = mark[0].endswith("[")
+                return self._try_call(self._text.index(mark[0]) + len(mark[0]), sure=True)
+            if kind == "closing" and self._inside:
+                return self._leave(start, len(mark[0]))
+            if kind == "markup":
+                self._show(start)
+                self._text = self._text[len(mark[0]) :]
                 return True
-            if found["thought"]:
-                self._show(found.end())
-                return self._begin_thought(found["thought"])
-            if found["fence"] and (found.start() or self._new_line):
-                if found.end() == len(self._text) and not self._last:
+            if kind == "thought" and (thought := self._marks.thought_at(mark[0])) is not None:
+                return self._meet_thought(thought, start)
+            if kind == "fence" and (start or self._new_line):
+                if mark.end() == len(self._text) and not self._last:
                     break
-                self._fence = found["fence"]
-                self._show(found.end())
+                self._fence = mark[0].lstrip()
+                self._show(mark.end())
                 return self._enter(self._code)
-        text = self._text if self._last else self._text[: len(self._text) - self._num_held_back()]
-        text = text.rstrip() if self._last and self.calls else text
-        self._show(len(text))
-        self._text = "" if self._last else self._text
+        if self._last:
+            self._show(len(self._text.rstrip(BLANKS) if self.calls else self._text))
+            self._text = ""
+        else:
+            self._show(self._num_decided())
         return False
 
-    def _num_held_back(self) -> int:
-        """Return how many of the last characters may belong to a mark, or to the blanks before one."""
+    def _num_decided(self) -> int:
+        """Return how many characters come before what may be the begin of a mark, and before the blanks there."""
         text = self._text
         fence = _FENCE_SO_FAR.search(text)
         stop = fence.start() if fence and (fence.start() or self._new_line) else len(text)
-        for mark in (self._marker, _END, *_THOUGHTS):
-            for size in range(min(len(mark) - 1, len(text)), 0, -1):
-                if mark.startswith(text[-size:]):
-                    stop = min(stop, len(text) - size)
-                    break
-        return len(text) - len(text[:stop].rstrip())
+        return len(text[: min(stop, self._marks.begin_at_end(text))].rstrip(BLANKS))
 
-    def _begin_thought(self, mark: str) -> bool:
-        self._depth, self._mark = 1, mark
-        self._resume = self._state
-        return self._enter(self._thought)
+    def _meet_thought(self, thought: Thought, start: int) -> bool:
+        """Enter a thought whose mark is at `start`: reasoning, if nothing but thoughts came before."""
+        separated = thought == self.separate and self._begins and not self._text[:start].strip(BLANKS)
+        if separated:
+            self._text = self._text[start + len(thought.start) :]
+        else:
+            self._show(start + len(thought.start))
+        return self._begin_thought(thought, separated=separated)
 
-    def _thought(self) -> bool:
+    def _begin_thought(self, thought: Thought, *, separated: bool) -> bool:
+        self._depth, self._thought, self._separated, self._fresh = 1, thought, separated, separated
+        self._resume = self._start if separated else self._state
+        return self._enter(self._in_thought)
+
+    def _in_thought(self) -> bool:
         """Show everything until the thought ends, with those in it."""
-        mark, end = self._mark, _THOUGHTS[self._mark]
-        for found in re.finditer(f"{re.escape(mark)}|{re.escape(end)}", self._text):
-            self._depth += 1 if found[0] == mark else -1
+        thought = self._thought
+        if self._fresh:
+            self._text = self._text.lstrip(BLANKS)
+            while self._text.startswith(thought.start):  # which the prompt had already
+                self._text = self._text[len(thought.start) :].lstrip(BLANKS)
+            if thought.start.startswith(self._text) and not self._last:
+                return False
+            self._fresh = False
+        for mark in _marks_of(thought).finditer(self._text):
+            self._depth += 1 if mark[0] == thought.start else -1
             if not self._depth:
-                self._show(found.end())
+                if self._separated:
+                    self._reason(mark.start())
+                    self._text, self._behind_thought = self._text.lstrip(BLANKS)[len(mark[0]) :], True
+                else:
+                    self._show(mark.end())
                 return self._enter(self._resume)
-        return self._show_but(mark, end)
+        show = self._reason if self._separated else self._show
+        show(len(self._text) if self._last else begin_at_end((thought.start, thought.end), self._text))
+        return False
+
+    def _reason(self, count: int) -> None:
+        """Return text of a thought, without the blanks at its end."""
+        said = self._text[:count].rstrip(BLANKS)
+        self._text = self._text[len(said) :]
+        if said:
+            self._out.append(ToolDelta(reasoning=said))
 
     def _code(self) -> bool:
         """Show fenced code until a fence of at least its length."""
@@ -206,116 +235,67 @@ class ToolParser:
         self._show(len(self._text) if self._last else len(self._text.rstrip("`")))
         return False
 
-    def _quoted_tag(self) -> bool:
-        """Show what could not be read as a call until the end tag; what it holds is no call."""
-        at = self._text.find(_END)
-        if self.style == "hermes" and at >= 0:
-            if self._inside:
-                self._show(len(self._text[:at].rstrip()))
-                self._text, self._inside = self._text.lstrip()[len(_END) :], False
-            else:
-                self._show(at + len(_END))
-            return self._enter(self._content)
-        return self._show_but(_END)
+    def _try_call(self, start: int, *, sure: bool, again: bool = False) -> bool:
+        self._attempt = Attempt(self._text, start, self.schemas, sure=sure, again=again)
+        return self._enter(self._call)
 
-    def _show_but(self, *marks: str) -> bool:
-        """Show the text without what may become one of the marks, and without those that came."""
-        hold = 0
-        for mark in () if self._last else marks:
-            sizes = range(min(len(mark) - 1, len(self._text)), 0, -1)
-            hold = max(hold, next((n for n in sizes if self._text.endswith(mark[:n])), 0))
-        self._show(len(self._text) - hold)
-        return False
+    def _call(self) -> bool:
+        """Read a call by the first syntax of the form that can, behind blanks and the bracket of a list."""
+        attempt = self._attempt
+        attempt.text, attempt.last = self._text, self._last
+        if not self._skip_bracket(attempt):
+            return False if not self._last else self._not_a_call(Refused(attempt.begin))
+        refused = Refused(attempt.begin)
+        for syntax in self.form.syntaxes:
+            reading = syntax.read(attempt)
+            if reading is None:
+                return False
+            if not isinstance(reading, Refused):
+                return self._take(reading)
+            refused = reading if reading.stop > attempt.start else refused
+        return self._not_a_call(refused)
 
-    def _in_tag(self) -> bool:
-        """Read after <tool_call>: an object, a list of them, or tags."""
-        rest = self._text[self._read :].lstrip()
-        if rest.startswith("["):
-            rest = rest[1:].lstrip()
-        if rest.startswith("{"):
-            self._read = len(self._text) - len(rest)
-            return self._begin_object()
-        if rest.startswith(_XML):
-            self._read = len(self._text) - len(rest)
-            return self._enter(self._function_tags)
-        return False if _XML.startswith(rest) and not self._last else self._not_a_call(self._read)
+    def _skip_bracket(self, attempt: Attempt) -> bool:
+        """Move to where the call itself begins; return False while that is not known."""
+        if attempt.placed:
+            return True
+        rest = self._text[attempt.start :].lstrip(BLANKS)
+        if rest.startswith("[") and not self._listed:
+            self._listed, rest = True, rest[1:].lstrip(BLANKS)
+        attempt.start = attempt.scanned = len(self._text) - len(rest)
+        attempt.placed = bool(rest)
+        return attempt.placed
 
-    def _after_marker(self) -> bool:
-        """Read after [TOOL_CALLS]: a list, or a name."""
-        rest = self._text[self._read :].lstrip()
-        if rest.startswith("["):
-            inner = rest[1:].lstrip()
-            if inner.startswith("{"):
-                self._read = len(self._text) - len(inner)
-                return self._begin_object()
-            return False if not inner and not self._last else self._not_a_call(self._read)
-        if named := _NAMED.match(self._text, self._read):
-            self._begin_call(named[1], named.end())
-            self._outer = False
-            return self._enter(self._arguments)
-        more = _NAMED_SO_FAR.fullmatch(self._text, self._read) and not self._last
-        return False if more else self._not_a_call(self._read)
+    def _take(self, reading: Begun | Whole | Message) -> bool:
+        passed = self._text[: reading.stop]
+        self._text = self._text[reading.stop :]
+        if isinstance(reading, Message):
+            self._state, thought = self._content, self.form.thought
+            if not reading.thought or thought is None:
+                return True
+            separated = thought == self.separate
+            if not separated:
+                self._text = passed + self._text
+                self._show(len(passed))
+            return self._begin_thought(thought, separated=separated)
+        ended = isinstance(reading, Whole) and passed.endswith(self.form.closing)
+        self._inside = bool(self.form.closing) and not ended
+        if isinstance(reading, Whole):
+            for name, arguments in reading.calls:
+                self._begin_call(name, None)
+                self._out.append(ToolDelta(index=self.calls - 1, arguments=arguments))
+            return self._enter(self._content if ended else self._after_call)
+        self._begin_call(reading.name, reading.id)
+        self._scan, self._enclosed = JsonScan(), reading.enclosed
+        return self._enter(self._arguments)
 
-    def _begin_object(self) -> bool:
-        self._scan, self._scanned = JsonScan(), self._read
-        return self._enter(self._object)
-
-    def _object(self) -> bool:
-        """Read a JSON object with name and arguments: until the arguments begin, where the name comes first."""
-        if header := _HEADER.match(self._text, self._read):
-            name = load(header[1])
-            if not self._is_name(name):
-                return self._not_a_call(self._read)
-            self._begin_call(name, header.end())
-            self._outer = True
-            return self._enter(self._arguments)
-        if not self._sure and _OTHER.match(self._text, self._read):
-            return self._not_a_call(self._read)
-        self._scanned = self._scan.feed(self._text, self._scanned)
-        if not self._scan.done:
-            broken = self._scan.broken
-            return (broken or self._last) and self._not_a_call(self._scanned, broken=broken)
-        call = self._call_of(self._scan.take())
-        if call is None:
-            return self._not_a_call(self._scanned)
-        self._begin_call(call[0], self._scanned)
-        self._out.append(ToolDelta(index=self.calls - 1, arguments=call[1]))
-        return self._enter(self._between_calls)
-
-    def _call_of(self, text: str) -> tuple[str, str] | None:
-        """Return name and arguments of a call whose members come in any order, or in a member "function"."""
-        found = members(text)
-        if found is not None and found.get("function", "").startswith("{"):
-            found = members(found["function"])
-        name = load((found or {}).get("name", ""))
-        if found is None or not self._is_name(name) or {"arguments", "parameters"} <= found.keys():
-            return None
-        absent = "{}" if self._sure else ""
-        written = found.get("arguments", found.get("parameters", absent))
-        if written.startswith('"'):
-            written = load(written).strip() or "{}"
-        arguments = whole_object("{}" if written == "null" else written)
-        return None if arguments is None else (name, arguments)
-
-    def _is_name(self, name: Any) -> bool:
-        known = isinstance(name, str) and (self._sure or name in self.schemas)
-        return known and bool(name) and not any("\ud800" <= one <= "\udfff" for one in name)
-
-    def _function_tags(self) -> bool:
-        if not FUNCTION.match(self._text, self._read):
-            begun = re.fullmatch(r"<function=[^>\s]*\s*", self._text[self._read :])
-            return False if begun and not self._last else self._not_a_call(self._read)
-        stop = block_end(self._text, self._read, last=self._last)
-        if stop is None:
-            return False
-        calls = read_calls(self._text[self._read : stop], self.schemas) if stop else None
-        if calls is None:
-            return self._not_a_call(stop or len(self._text))
-        for name, arguments in calls:
-            self._begin_call(name, 0)
-            self._out.append(ToolDelta(index=self.calls - 1, arguments=arguments))
-        self._text, self._inside = self._text[stop:], False
-        return self._enter(self._content)
+    def _begin_call(self, name: str, given_id: str | None) -> None:
+        prefix, digits = self.form.ids
+        unique = given_id if given_id is not None and given_id not in self._ids else None
+        number = unique or prefix + secrets.token_hex(12)[:digits]
+        self._ids.add(number)
+        self._out.append(ToolDelta(index=self.calls, id=number, name=name))
+        self.calls += 1
 
     def _arguments(self) -> bool:
         self._text = self._text[self._scan.feed(self._text) :]
@@ -323,11 +303,11 @@ class ToolParser:
             self._out.append(ToolDelta(index=self.calls - 1, arguments=piece))
         if self._scan.broken or (self._last and not self._scan.done):
             self.complete = False
-            return self._scan.broken and self._enter(self._quoted_tag)
+            return self._scan.broken and self._enter(self._quoted)
         if not self._scan.done:
             return False
         self._scan, self._scanned = JsonScan(members=True), 0
-        return self._enter(self._skip_rest if self._outer else self._between_calls)
+        return self._enter(self._skip_rest if self._enclosed else self._after_call)
 
     def _skip_rest(self) -> bool:
         """Skip the rest of the JSON object that contains the arguments."""
@@ -336,54 +316,132 @@ class ToolParser:
             return False
         self._text = "" if self._last and not self._scan.broken and not self._scan.done else self._text
         self._text = self._text[self._scanned if self._scan.done else 0 :]
-        return self._enter(self._between_calls)
+        return self._enter(self._after_call)
 
-    def _between_calls(self) -> bool:
+    def _after_call(self) -> bool:
         """Look for another call, or content, after a call."""
-        rest = self._text.lstrip(" \t\r\n;,")
+        rest = self._text.lstrip(BLANKS + ";,")
         if not rest:
             self._text = "" if self._last else self._text
             return False
-        if rest.startswith("{"):
-            self._read = len(self._text) - len(rest)
-            return self._begin_object()
-        if self.style == "hermes":
-            if not self._last and _END.startswith(rest) and rest != _END:
+        brackets = ("]",) if self._listed else ()
+        for mark in (*self.form.between, *self.form.closing, *brackets):
+            if rest.startswith(mark):
+                self._text = rest[len(mark) :]
+                ends = mark not in self.form.between
+                self._inside = self._inside and mark not in self.form.closing
+                self._listed = self._listed and not ends
+                return self._enter(self._behind_calls if ends else self._after_call)
+            if mark.startswith(rest) and not self._last:
                 return False
-            if rest.startswith("]"):
-                self._text = rest[1:]
-                return True
-            if rest.startswith(_END):
-                self._text, self._inside = rest[len(_END) :], False
-        else:
-            self._text = rest.removeprefix("]") if self.style == "mistral" else rest
+        return self._try_call(len(self._text) - len(rest), sure=self._attempt.sure, again=True)
+
+    def _behind_calls(self) -> bool:
+        """Pass a closing mark behind the list of calls."""
+        rest = self._text.lstrip(BLANKS)
+        for mark in self.form.closing if self._inside else ():
+            if rest.startswith(mark):
+                self._text, self._inside = rest[len(mark) :], False
+            elif mark.startswith(rest) and not self._last:
+                return False
+        if not rest and not self._last:
+            return False
+        self._text = "" if not rest else self._text
         return self._enter(self._content)
 
-    def _begin_call(self, name: str, stop: int) -> None:
-        """Start a call of `name`; the text continues at `stop`, with its arguments or behind them."""
-        prefix = "" if self.style == "mistral" else "call_"
-        number = secrets.token_hex(12)[
-            : 9 if self.style == "mistral" else 24
-        ]  # Mistral's templates want nine
-        self._out.append(ToolDelta(index=self.calls, id=prefix + number, name=name))
-        self.calls += 1
-        self._inside = self.style == "hermes"
-        self._text, self._read = self._text[stop:], 0
-        self._scan = JsonScan()
+    def _quoted(self) -> bool:
+        """Show what could not be read as a call until the closing mark; what it holds is no call."""
+        for mark in self.form.closing:
+            if (at := self._text.find(mark)) >= 0:
+                if self._inside:
+                    return self._leave(at, len(mark))
+                self._show(at + len(mark))
+                return self._enter(self._content)
+        self._show(len(self._text) if self._last else begin_at_end(self.form.closing, self._text))
+        return False
 
-    def _not_a_call(self, stop: int, *, broken: bool = False) -> bool:
-        """Show the text until `stop`, a character at least, lest it be taken for a call again."""
-        self._show(max(stop, 1))
-        self._read = 0
-        return self._enter(self._quoted_tag if broken and self._sure else self._content)
+    def _leave(self, start: int, size: int) -> bool:
+        """Show the text before a closing mark, without the blanks there, and drop the mark."""
+        self._show(len(self._text[:start].rstrip(BLANKS)))
+        self._text, self._inside = self._text.lstrip(BLANKS)[size:], False
+        return self._enter(self._content)
+
+    def _not_a_call(self, refused: Refused) -> bool:
+        """Show the text that is no call, a character at least, lest it be taken for a call again."""
+        if not self._attempt.again:
+            self._show(max(refused.stop, 1))
+        elif refused.stop > self._attempt.start:
+            self._show(refused.stop)
+        return self._enter(self._quoted if refused.broken and self._attempt.sure else self._content)
 
     def _show(self, count: int) -> None:
         text, self._text = self._text[:count], self._text[count:]
         if text:
             self._out.append(ToolDelta(content=text))
             line = text[text.rfind("\n") + 1 :]
-            self._new_line = not line.strip(" \t") and ("\n" in text or self._new_line)
+            self._new_line = not line.strip(BLANKS) and ("\n" in text or self._new_line)
+            self._begins = self._begins and text.isspace()
 
     def _enter(self, state: Callable[[], bool]) -> bool:
         self._state = state
         return True
+
+
+class _Marks:
+    """Marks that the content of a form may hold."""
+
+    def __init__(self, form: Form, separate: Thought | None, tools: bool) -> None:
+        opening = form.opening if tools or form.thought is not None else ()
+        thoughts = {thought.start: thought for thought in TAGS if tools}
+        thoughts |= {} if separate in (None, form.thought) else {separate.start: separate}
+        self._thoughts = thoughts
+        self._all = (*opening, *form.markup, *(form.closing if tools else ()), *thoughts)
+        groups = {
+            "opening": "|".join(map(re.escape, opening)),
+            "closing": "|".join(map(re.escape, form.closing if tools else ())),
+            "markup": "|".join(map(re.escape, form.markup)),
+            "thought": "|".join(map(re.escape, thoughts)) if tools else "",
+            "fence": rf"^[ \t]*(?!{'|'.join(map(re.escape, opening))})`{{3,}}" if tools else "",
+        }
+        pattern = "|".join(f"(?P<{name}>{marks})" for name, marks in groups.items() if marks)
+        self.within = re.compile(pattern, re.MULTILINE) if pattern else None
+        self._longest = max(map(len, self._all), default=0)
+
+    def may_begin(self, text: str) -> bool:
+        """Return True for a text that is a part of a mark from its beginning, and not all of it."""
+        return len(text) < self._longest and any(mark.startswith(text) and mark != text for mark in self._all)
+
+    def begin_at_end(self, text: str) -> int:
+        return begin_at_end(self._all, text)
+
+    def thought_at(self, text: str) -> Thought | None:
+        """Return the thought whose mark a text begins with."""
+        return next((thought for mark, thought in self._thoughts.items() if text.startswith(mark)), None)
+
+
+@cache
+def marks_of(form: Form, separate: Thought | None, tools: bool) -> _Marks:
+    return _Marks(form, separate, tools)
+
+
+@cache
+def _marks_of(thought: Thought) -> re.Pattern[str]:
+    return re.compile(f"{re.escape(thought.start)}|{re.escape(thought.end)}")
+
+
+def begin_at_end(marks: tuple[str, ...], text: str) -> int:
+    """Return where the longest end of a text begins that is a part of one of the marks from its beginning."""
+    found = _beginnings(marks).search(text[-MAX_MARK:]) if marks else None
+    return len(text) if found is None else found.start() + max(len(text) - MAX_MARK, 0)
+
+
+@cache
+def _beginnings(marks: tuple[str, ...]) -> re.Pattern[str]:
+    """Return a pattern of every part of the marks from their beginning, at the end of a text."""
+    parts = []
+    for mark in marks:
+        part = ""
+        for character in reversed(mark[:-1]):
+            part = re.escape(character) + (f"(?:{part})?" if part else "")
+        parts.append(part)
+    return re.compile(f"(?:{'|'.join(filter(None, parts))})\\Z")

@@ -86,6 +86,7 @@ class Endpoint:
             scope["headers"],
             method=scope["method"],
             client=(scope.get("client") or ("",))[0],
+            query=scope.get("query_string", b"").decode("latin-1"),
             known=route is not None,
         )
         over_limit, connection = bool(state.get("over_limit")), state.get("connection")

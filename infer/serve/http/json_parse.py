@@ -25,10 +25,10 @@ def decode(text: bytes | bytearray | memoryview, to: type[T], *, max_depth: int 
     return convert(parse(text, max_depth=max_depth), to)
 
 
-def convert(value: object, to: type[T]) -> T:
-    """Convert a value of `parse` to type `to`. Raises `InputError` with its path."""
+def convert(value: object, to: type[T], *, strict: bool = True) -> T:
+    """Convert a value of `parse` to type `to`; not `strict`: text to numbers too. Raises `InputError` with its path."""
     try:
-        return msgspec.convert(value, to)
+        return msgspec.convert(value, to, strict=strict)
     except msgspec.ValidationError as error:
         message, _, where = str(error).partition(" - at `")
         raise InputError(message, where=where.rstrip("`")) from error

@@ -76,7 +76,7 @@ def _operation(route: Route, schema: dict[Any, Any], api_key: bool) -> dict[str,
         )
     if route.binary:
         headers.append(_header("Inference-Header-Content-Length", {"type": "integer", "minimum": 0}))
-    operation["parameters"] = path + headers
+    operation["parameters"] = path + _query(route) + headers
     if route.In is not None:
         operation["requestBody"] = {
             "required": True,
@@ -85,6 +85,17 @@ def _operation(route: Route, schema: dict[Any, Any], api_key: bool) -> dict[str,
     if api_key and not route.open:
         operation["security"] = [{"key": []}]
     return operation
+
+
+def _query(route: Route) -> list[dict[str, Any]]:
+    if route.query is None:
+        return []
+    (_,), components = msgspec.json.schema_components([route.query], ref_template=REF)
+    properties = components[route.query.__name__]["properties"]
+    return [
+        {"name": name, "in": "query", "required": False, "schema": schema}
+        for name, schema in properties.items()
+    ]
 
 
 def _accepted(route: Route, content: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+from urllib.parse import parse_qsl
 
 from ...errors import DeadlineError, InferError, InputError, TooLargeError
 from ...llm.engine.requests import Request
@@ -27,10 +28,10 @@ IPV6_BITS = 64  # of an address that its owner does not choose
 class RequestContext:
     """HTTP request with its service and route, as handlers, logs and traces see it.
 
-    `path`: parameters of the path; `adapter`: LoRA adapter that the request named; `known`: the path supports the
-    method; `began`: monotonic time from which its deadline counts, the end of its body; `seconds`: those that its body
-    allows it, if it says so; `error`: set if the request failed; `measure`: set when it is answered, returns its
-    times by name.
+    `path`: parameters of the path; `query`: the text behind its "?"; `adapter`: LoRA adapter that the request named;
+    `known`: the path supports the method; `began`: monotonic time from which its deadline counts, the end of its body;
+    `seconds`: those that its body allows it, if it says so; `error`: set if the request failed; `measure`: set when it
+    is answered, returns its times by name.
     """
 
     service: Service
@@ -43,6 +44,7 @@ class RequestContext:
     adapter: str | None = None
     method: str = ""
     client: str = ""
+    query: str = ""
     known: bool = True
     began: float = field(default_factory=time.monotonic)
     seconds: float | None = None
@@ -64,11 +66,17 @@ class RequestContext:
             )
         return json_parse.parse(text, max_depth=limits.max_json_depth)
 
+    def parameters(self, to: type[T]) -> T:
+        """Convert the query to type `to`. Raises `InputError` for a value of another type, and an unknown name."""
+        return json_parse.convert(dict(parse_qsl(self.query, keep_blank_values=True)), to, strict=False)
+
     def require_key(self) -> None:
         """Raise `UnauthorizedError` if the server has API keys and the request brings none of them."""
         keys = self.service.keys
         if keys is not None and not keys.admit(self.headers):
-            raise UnauthorizedError("expected a valid API key", hint="Send Authorization: Bearer KEY")
+            raise UnauthorizedError(
+                "expected a valid API key", hint="Send Authorization: Bearer KEY, or X-Api-Key: KEY"
+            )
 
     def timeout(self, default: float | None = None) -> float:
         """Return the seconds left of those this request may take; raise `DeadlineError` for none.

@@ -57,6 +57,7 @@ class RequestLife:
         *,
         method: str,
         client: str,
+        query: str = "",
         known: bool = True,
     ) -> RequestContext:
         """Return the context of a request, with the id and the trace that its header lines name, or new ones.
@@ -74,6 +75,7 @@ class RequestLife:
             asked.decode() if REQUEST_ID.fullmatch(asked) else self.ids.next(),
             method=method,
             client=client,
+            query=query,
             known=known,
             trace=start_trace(lines, always=service.traces) if traced else None,
         )

@@ -118,7 +118,7 @@ class Route:
     may be a stream of them; `handler`: coroutine function of a `RequestContext`; `errors`: statuses besides those of
     every route; `work`: runs a model, refused while draining; `binary`: raw tensor bytes may follow the JSON; `open`:
     needs no API key; `precheck`: called with the context, the first bytes of the body, and whether they are all; may
-    raise to refuse the request before the rest of the body is read.
+    raise to refuse the request before the rest of the body is read; `query`: struct of the query's parameters.
     """
 
     method: str
@@ -134,8 +134,9 @@ class Route:
     open: bool = False
     accepts: tuple[str, ...] = (JSON,)
     answers: tuple[Any, ...] = ()
-    chunk: type[Any] | None = None
+    chunk: type[Any] | UnionType | None = None
     precheck: Callable[[Any, bytes | bytearray, bool], None] | None = None
+    query: type[msgspec.Struct] | None = None
 
 
 def error_text(error: InferError) -> str:

@@ -48,6 +48,7 @@ class LLMEngine:
             language_model.template,
             language_model.engine_client,
         )
+        self.forms = language_model.forms  # an unknown name ends the start here
         self.context, self.start_tokens = language_model.context, language_model.start_tokens
         self.vocab_size, self.adapters = language_model.vocab_size, language_model.adapter_names
         self.media = MediaModel(self.info) if "preprocessing" in self.info.meta else None

@@ -80,6 +80,7 @@ class Chat {
     this.running = new AbortController();
     this.busy(true);
     let said = "";
+    let thought = null;
     let finish = null;
     try {
       const [path, request] = this.request(text);
@@ -89,6 +90,12 @@ class Chat {
         if (!choice) continue;
         const piece = (this.chats ? choice.delta?.content : choice.text) ?? "";
         finish = choice.finish_reason ?? finish;
+        const reasoning = choice.delta?.reasoning_content;
+        if (reasoning) {
+          clock.piece();
+          if (!thought) body.before(h("details", { class: "soft" }, h("summary", {}, "Thoughts"), thought = h("div", { class: "said" })));
+          thought.textContent += reasoning;
+        }
         if (!piece) continue;
         clock.piece();
         said += piece;

@@ -115,6 +115,8 @@ def info_of(language_model: LanguageModel) -> LanguageModelInfo:
         vocab_size=language_model.vocab_size,
         page_bytes=language_model.page_bytes,
         adapter_names=language_model.adapter_names,
+        tool_form=language_model.tool_form,
+        reasoning_form=language_model.reasoning_form,
     )
 
 

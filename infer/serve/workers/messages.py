@@ -40,6 +40,8 @@ class LanguageModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     page_bytes: int
     adapter_names: tuple[str, ...]
+    tool_form: str
+    reasoning_form: str
 
 
 class LoadModel(msgspec.Struct, tag="open", array_like=True):

@@ -19,6 +19,7 @@ class RemoteLanguageModel(TextSide):
         super().__init__(Path(info.path or "."), info.name, facts.vocab_size)
         self.engine_client, self.context, self.start_tokens = engine_client, facts.context, facts.start_tokens
         self.page_bytes, self.adapter_names = facts.page_bytes, facts.adapter_names
+        self.tool_form, self.reasoning_form = facts.tool_form, facts.reasoning_form
 
     def check_grammar(self, constraint: Mapping[str, Any], tried: tuple[int, float] = (0, 0.0)) -> None:
         """Compile the grammar in the worker; raise `InputError` where it can't be enforced."""

@@ -18,8 +18,8 @@ import httpx
 import pytest
 
 from infer.llm.engine.scheduling.engine_limits import EngineLimits
-from infer.serve.api.openai import server_sent_events
 from infer.serve.batching.latency_model import WaitErrorModel
+from infer.serve.generation import event_stream
 from infer.serve.limits import ServeLimits
 from infer.serve.llm.prompt_queue import AGING
 from tests.support.fake_llm import FakeEngine, FakeLLMPredictor
@@ -196,7 +196,7 @@ def test_prefill_rate_is_measured_in_prompt_tokens(tmp_path: Path) -> None:
 
 
 def test_queued_stream_gets_keepalive_pings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(server_sent_events, "PING_SECONDS", 0.02)
+    monkeypatch.setattr(event_stream, "PING_SECONDS", 0.02)
     engine = FakeEngine()
     engine.gate.clear()
     with live(FakeLLMPredictor(tmp_path, engine=engine)) as server, httpx.Client(base_url=server.url) as raw:

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from ....errors import GrammarError, InputError, NotUsableError
-from .grammar_request import GrammarLimits, ToolCallGrammar
+from ..calls import CallGrammar, ValueGrammar
+from .grammar_request import AnswerGrammar, GrammarLimits, ToolCallGrammar, named
 from .unique_items import without_unique_items
 
 _WHITESPACE = r"[ \n\t]{1,32}"  # of JSON, between tokens: unbounded, a small model may never stop
@@ -35,6 +36,8 @@ class GrammarCompiler:
         """Return an `LLMatcher` in its first state; `InputError` names what is wrong or can't be enforced."""
         import llguidance
 
+        what = named(kind, value)
+
         limits = llguidance.LLParserLimits(
             max_lexer_states=self.limits.lexer_states,
             max_items_in_row=self.limits.row_items,
@@ -48,9 +51,9 @@ class GrammarCompiler:
             if not matcher.is_error():
                 matcher.compute_bitmask()  # some limits are noticed by the first mask only
         except ValueError as error:
-            raise InputError(f"this {kind} can't be read: {brief(str(error))}", where=kind) from error
+            raise InputError(f"this {what} can't be read: {brief(str(error))}", where=kind) from error
         if matcher.is_error():
-            raise GrammarError(f"this {kind} can't be enforced: {brief(matcher.get_error())}", where=kind)
+            raise GrammarError(f"this {what} can't be enforced: {brief(matcher.get_error())}", where=kind)
         return matcher
 
     def load(self) -> Any:
@@ -79,26 +82,90 @@ class GrammarCompiler:
             return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_OPTIONS)
         if kind == "regex":
             return LLMatcher.grammar_from_regex(value)
-        if kind == "choice":
-            return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, value)))
-        return LLMatcher.grammar_from_lark(self._calls(msgspec.convert(value, ToolCallGrammar)))
+        if kind == "answer":
+            return LLMatcher.grammar_from_lark(self._answer(msgspec.convert(value, AnswerGrammar)))
+        return LLMatcher.grammar_from_lark("\n".join(("start: answer", *self._rules(kind, value), "")))
 
-    def _calls(self, calls: ToolCallGrammar) -> str:
-        one, marks = "call", {name: self._mark(getattr(calls, name)) for name in _MARKS}
-        one = " ".join(filter(None, (marks["before"], "call", marks["after"])))
-        more = f"({marks['between']} {one}){{0,{calls.most - 1}}}" if calls.most > 1 else ""
-        start = " ".join(filter(None, (marks["opening"], one, more, marks["closing"])))
-        schema = {**without_unique_items(calls.schema), "x-guidance": _OPTIONS}
-        return f"start: {start}\ncall: %json {json.dumps(schema)}\n"
+    def _rules(self, kind: str, value: Any) -> list[str]:
+        """Return rules of an `answer` under a constraint."""
+        if kind in ("json_schema", "json_object"):
+            return [f"answer: {_json({'type': 'object'} if kind == 'json_object' else value)}"]
+        if kind == "regex":
+            slashes = re.sub(r"\\.|/", lambda one: r"\/" if one[0] == "/" else one[0], value, flags=re.DOTALL)
+            return ["answer: /" + slashes.replace("\n", r"\n") + "/"]
+        if kind == "choice":
+            return ["answer: CHOICE", "CHOICE: " + " | ".join(map(json.dumps, value))]
+        return self._calls(msgspec.convert(value, ToolCallGrammar))
+
+    def _answer(self, answer: AnswerGrammar) -> str:
+        ((kind, value),) = answer.grammar.items()
+        rules, thought = self._rules(kind, value), ""
+        if answer.end:
+            start = "" if answer.opened else self._mark(answer.start)
+            thought = f"{start} thought BLANKS {self._mark(answer.between)}"
+            thought = thought if answer.opened else f"({thought})?"
+            rules += [*self._until("thought", answer.end), r"BLANKS: /[ \n]{0,4}/"]
+        return "\n".join((f"start: {thought} {self._mark(answer.prefix)} answer", *rules, ""))
+
+    def _calls(self, calls: ToolCallGrammar) -> list[str]:
+        marks = {name: self._mark(getattr(calls, name)) for name in _MARKS}
+        first = self._mark((calls.opening or calls.before).removeprefix(calls.free))
+        before = (first, marks["before"]) if calls.opening else (first,)
+        more = f"({marks['between']} {marks['before']} call {marks['after']}){{0,{calls.most - 1}}}"
+        start = " ".join((*before, "call", marks["after"], more if calls.most > 1 else "", marks["closing"]))
+        kinds = " | ".join(f"call{i}" for i in range(len(calls.calls)))
+        rules = [rule for i, call in enumerate(calls.calls) for rule in self._call(f"call{i}", call)]
+        if not calls.free:
+            return [f"answer: {start}", f"call: {kinds}", *rules]
+        mark = re.escape(calls.free).replace("/", r"\/")
+        rules += [*self._until("free", calls.free), rf"TEXT: /(?s:.*)/ & ~/(?s:.*){mark}(?s:.*)/"]
+        return [f"answer: free {start} | TEXT", f"call: {kinds}", *rules]
+
+    def _call(self, name: str, call: CallGrammar) -> list[str]:
+        """Return the rules of a call: `first{i}` are its values from number i on, `more{i}` those behind others."""
+        body, rules = _json(call.schema) if call.schema is not None else f"{name}_first0", list[str]()
+        for i, value in enumerate(call.values if call.schema is None else ()):
+            text = f"{name}_value{i}"
+            rules += self._value(text, value)
+            for start, before in (("first", ""), ("more", self._mark(call.separator))):
+                rule = f"{before} {text} {name}_more{i + 1}"
+                rules.append(
+                    f"{name}_{start}{i}: {rule}" + ("" if value.required else f" | {name}_{start}{i + 1}")
+                )
+        if call.schema is None:
+            rules += [f'{name}_{start}{len(call.values)}: ""' for start in ("first", "more")]
+        return [f"{name}: {self._mark(call.before)} {body} {self._mark(call.after)}", *rules]
+
+    def _value(self, name: str, value: ValueGrammar) -> list[str]:
+        before, after = self._mark(value.before), self._mark(value.after)
+        if value.schema is not None:
+            return [f"{name}: {before} {_json(value.schema)} {after}"]
+        if value.texts:
+            return [f"{name}: {before} ({' | '.join(map(json.dumps, value.texts))}) {after}"]
+        return [f"{name}: {before} {name}_text", *self._until(f"{name}_text", value.after)]
+
+    def _until(self, name: str, mark: str) -> list[str]:
+        """Return rules of any text until a mark, with the mark."""
+        terms = self._mark(mark)
+        if terms.startswith("<["):  # a special token, which no text matches
+            return [f"{name}: {name.upper()} {terms}", f"{name.upper()}: /(?s:.*)/"]
+        return [f"{name}[suffix={json.dumps(mark)}]: /(?s:.*)/"]
 
     def _mark(self, text: str) -> str:
         """Write text as terms of the grammar; special tokens of the tokenizer are required by their id."""
-        terms = []
-        for piece in re.split(r"(<\|?\w+\|?>|</\w+>|\[[A-Z_]+\])", text):
+        terms, plain = list[str](), ""
+        for piece in re.split(r"(<[^<>\s]{1,40}>|\[[A-Z_]+\])", text):
             number = self._source.token_to_id(piece) if piece else None
-            special = number is not None and self._tokenizer.is_special_token(number)
-            terms.append(f"<[{number}]>" if special else json.dumps(piece) if piece else "")
-        return " ".join(filter(None, terms))
+            if number is None or not self._tokenizer.is_special_token(number):
+                plain += piece  # one term: the library goes back to no shorter one that ends before
+                continue
+            terms += [json.dumps(plain), f"<[{number}]>"] if plain else [f"<[{number}]>"]
+            plain = ""
+        return " ".join([*terms, json.dumps(plain)] if plain else terms)
+
+
+def _json(schema: dict[str, Any]) -> str:
+    return f"%json {json.dumps({**without_unique_items(schema), 'x-guidance': _OPTIONS})}"
 
 
 def brief(text: str) -> str:

@@ -5,6 +5,7 @@
 {"regex": "…"}             the whole output matches; Rust's syntax, linear time: no look-around, no references
 {"choice": ["…", …]}       one of the strings
 {"calls": {…}}             tool calls, see `ToolCallGrammar`; `infer.llm.text.tools.constrain` makes it
+{"answer": {…}}            one of these behind a thought, see `AnswerGrammar`; `forms.Choice.constrain` makes it
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from typing import Any
 import msgspec
 
 from ....errors import InputError, unknown
+from ..calls import CallGrammar
 
-KINDS = ("json_schema", "json_object", "regex", "choice", "calls")
+KINDS = ("json_schema", "json_object", "regex", "choice", "calls", "answer")
 
 
 class GrammarLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,16 +44,37 @@ class GrammarLimits(msgspec.Struct, frozen=True, kw_only=True):
 class ToolCallGrammar(msgspec.Struct, frozen=True, kw_only=True):
     """Grammar of tool calls: `opening (before CALL after) (between before CALL after)* closing`.
 
-    At most `most` calls, each JSON that is valid under `schema`.
+    At most `most` calls, each one of `calls`. With `free`, the mark that the first call begins with, any text may come
+    before it, and no call must come.
     """
 
-    schema: dict[str, Any]
+    calls: list[CallGrammar]
     opening: str = ""
     before: str = ""
     after: str = ""
     between: str = ""
     closing: str = ""
     most: int = 1
+    free: str = ""
+
+
+class AnswerGrammar(msgspec.Struct, frozen=True, kw_only=True):
+    """A constraint on what follows a thought: `start` TEXT `end` `between`, then `prefix` and the answer.
+
+    `opened`: the prompt has begun the thought; else it may be absent. Without `end` there is none.
+    """
+
+    grammar: dict[str, Any]
+    start: str = ""
+    end: str = ""
+    opened: bool = False
+    between: str = ""
+    prefix: str = ""
+
+
+def named(kind: str, value: Any) -> str:
+    """Return the kind by which messages name a constraint: that of the answer."""
+    return next(iter(value["grammar"])) if kind == "answer" else kind
 
 
 def read(constraint: Mapping[str, Any], limits: GrammarLimits) -> tuple[str, str]:
@@ -87,11 +110,14 @@ def _check_form(kind: str, value: Any) -> None:
         raise InputError("expected a list of at least one string", where=kind)
     if kind == "choice" and not all(isinstance(item, str) and item for item in value):
         raise InputError("expected strings that are not empty", where=kind)
-    if kind == "calls":
+    if kind in ("calls", "answer"):
         try:
-            msgspec.convert(value, ToolCallGrammar)
+            answer = msgspec.convert(value, ToolCallGrammar if kind == "calls" else AnswerGrammar)
         except msgspec.ValidationError as error:
             raise InputError(str(error), where=kind) from error
+        if isinstance(answer, AnswerGrammar):
+            ((inner, constrained),) = answer.grammar.items()
+            _check_form(inner, constrained)
 
 
 def _bound(value: Any, limits: GrammarLimits, kind: str) -> None:

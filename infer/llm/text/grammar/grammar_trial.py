@@ -19,6 +19,7 @@ import msgspec
 from ....errors import GrammarError
 from ....process.child import confine
 from .grammar_compiler import GrammarCompiler, brief
+from .grammar_request import named
 
 WALKS, STEPS = 3, 128  # most
 WALK_SECONDS = 0.02  # of CPU time, of all of them
@@ -47,11 +48,11 @@ def run_trial(compiler: GrammarCompiler, kind: str, value: Any) -> GrammarCost:
     before, began = _resident_pages(), time.monotonic()
     matcher = compiler.compile(kind, value)
     seconds = time.monotonic() - began
-    _walk(matcher, kind, limits.mask_seconds)
+    _walk(matcher, named(kind, value), limits.mask_seconds)
     size = max(_resident_pages() - before, 0) * PAGE
     if size > limits.compiled_bytes:
         raise GrammarError(
-            f"this {kind} takes {size >> 20} MiB of memory, {limits.compiled_bytes >> 20} are allowed",
+            f"this {named(kind, value)} takes {size >> 20} MiB of memory, {limits.compiled_bytes >> 20} are allowed",
             where=kind,
         )
     return GrammarCost(size, seconds)

@@ -15,13 +15,13 @@ from ....spec import ZERO_SHOT_IMAGES
 from ....tasks import answers
 from ....tasks.media_model import MediaModel
 from ....tasks.score_activation import activation_of, scores_of
+from ... import media_files
 from ...batching import text_inputs
 from ...batching.tensor_engine import TensorEngine
 from ...http.multipart import MultipartForm
 from ...http.request_context import RequestContext
 from ...task_call import TaskCall
 from ..text.text_types import Box, LabelScore, PredictParameters
-from . import media_request
 
 MOST_FILES = 64  # of one request
 MAX_MASK_PIXELS = 1 << 24  # of an image whose classes are given for each pixel
@@ -71,7 +71,7 @@ async def predict_files(
                 hint="Send it smaller; masks and depth maps have the size of the image",
             )
     given = model, outputs, sizes, parameters
-    return await media_request.run_slow(context, context.timeout(), _predictions, *given)
+    return await media_files.run_slow(context, context.timeout(), _predictions, *given)
 
 
 async def _candidates(
@@ -85,11 +85,11 @@ async def _candidates(
     labels = parameters.candidate_labels
     texts = answers.candidate_texts(labels, parameters.hypothesis_template, "parameters")
     check_files(files, where)
-    model = media_request.media_model(engine)
-    media_request.check_admission(context, engine, context.timeout())
+    model = media_files.media_model(engine)
+    media_files.check_admission(context, engine, context.timeout())
     encoded = await engine.tokenizer.encode_typed(texts, "parameters.candidate_labels")
     rows = text_inputs.padded_rows(engine, *encoded)
-    tensors, _ = await media_request.open_files(context, model, files, where)
+    tensors, _ = await media_files.open_files(context, model, files, where)
     found: list[Prediction] = []
     for image in tensors:
         (outputs,) = await TaskCall(context, engine).run_tensors([{**image, **rows}])
@@ -112,9 +112,9 @@ async def run_files(
 ) -> tuple[MediaModel, list[dict[str, np.ndarray]], list[tuple[int, int]]]:
     """Decode and run files: the outputs of each, and the height and width of each image."""
     check_files(files, where)
-    model = media_request.media_model(engine)
-    media_request.check_admission(context, engine, context.timeout())
-    tensors, sizes = await media_request.open_files(context, model, files, where)
+    model = media_files.media_model(engine)
+    media_files.check_admission(context, engine, context.timeout())
+    tensors, sizes = await media_files.open_files(context, model, files, where)
     return model, await TaskCall(context, engine).run_tensors(tensors), sizes
 
 
@@ -184,12 +184,12 @@ def _png(pixels: np.ndarray) -> str:
 def files_of(inputs: Any, where: str) -> tuple[list[bytes], list[str], bool]:
     """Decode base64 `inputs`: one, or a list of them; the files, their places, and True for a list."""
     if isinstance(inputs, str):
-        return [media_request.from_base64(inputs, where)], [where], False
+        return [media_files.from_base64(inputs, where)], [where], False
     places = [f"{where}[{index}]" for index in range(len(inputs))]
     files = []
     for one, place in zip(inputs, places, strict=True):
         one = one[0] if isinstance(one, list) and len(one) == 1 else one
         if not isinstance(one, str):
             raise InputError("expected a file as base64", where=place)
-        files.append(media_request.from_base64(one, place))
+        files.append(media_files.from_base64(one, place))
     return files, places, True

@@ -12,6 +12,7 @@ from ....tasks import transcription, whisper_windows
 from ....tasks.media_model import MediaModel
 from ....tasks.transcription import TimedText, Transcript
 from ....tasks.whisper_windows import TranscriptOptions
+from ... import media_files
 from ...batching.tensor_engine import TensorEngine
 from ...http.multipart import MultipartForm
 from ...http.request_context import RequestContext
@@ -19,7 +20,6 @@ from ...http.routing import Response
 from ...llm.llm_engine import LLMEngine
 from ...task_call import GenerationCall, TaskCall
 from ..openai.openai_errors import find_model
-from . import media_request
 
 TASK = "automatic-speech-recognition"
 TEXT = "text/plain; charset=utf-8"
@@ -95,10 +95,10 @@ async def translate(context: RequestContext) -> Response | Transcription:
 
 
 async def _answer(context: RequestContext, task: str) -> Response | Transcription:
-    form = await media_request.read_form(context)
+    form = await media_files.read_form(context)
     data, request = form.file("file"), _request(form)
     engine = _engine(context, request.model)
-    model = media_request.media_model(engine)
+    model = media_files.media_model(engine)
     _refuse(request)
     timed = request.response_format in ("srt", "vtt", "verbose_json")
     if isinstance(engine, TensorEngine):
@@ -109,8 +109,8 @@ async def _answer(context: RequestContext, task: str) -> Response | Transcriptio
         why = "this model gives times of segments, not of words"
         raise InputError(why, where="timestamp_granularities[]", hint="Ask for segment")
     left = timeout(context)
-    media_request.check_admission(context, engine, left)
-    sound = await media_request.open_sound(context, model, data, "file", left)
+    media_files.check_admission(context, engine, left)
+    sound = await media_files.open_sound(context, model, data, "file", left)
     if isinstance(engine, TensorEngine):
         call = TaskCall(context, engine, default=context.service.limits.generation_seconds)
         found = await call.perform(transcription.by_ctc(model, sound))

@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 
 from ....errors import InputError
-from ....llm.engine.requests import Output, Request
-from ....llm.text import tools
-from ....llm.text.chat_template import ChatTemplate
-from ...http.request_context import RequestContext, assign_tenant
-from ...llm.llm_engine import LLMEngine
-from ...llm.token_stream import TokenStream
-from ..media import image_texts
-from . import openai_logprobs, openai_prompts, openai_request, openai_response
+from ....llm.engine.requests import Output
+from ....llm.text.tool_parser import ToolDelta
+from ...generation import conversation
+from ...generation.conversation import Conversation
+from ...generation.event_stream import EventStream, encode
+from ...generation.reply import Message, Reply
+from ...http.request_context import RequestContext
+from . import openai_logprobs, openai_request, openai_response
 from .chat_types import (
     ChatChoice,
     ChatCompletion,
@@ -26,11 +26,12 @@ from .chat_types import (
     ResponseMessage,
     ToolCall,
     ToolCallDelta,
+    without_nulls,
 )
+from .chunk_writer import DONE, ChunkedReply, ChunkWriter
 from .openai_errors import find_llm
 from .openai_logprobs import ChatLogprobs
-from .openai_response import CompletionBuffer, UsageCounter
-from .server_sent_events import ChunkWriter, EventStream, encode
+from .openai_response import ResponseHead, usage_of
 
 ROLE = b'"delta":{"role":"assistant","content":"","refusal":null}'
 NOTHING = b'"delta":{}'
@@ -40,37 +41,14 @@ async def chat(context: RequestContext) -> Any:
     request, unknown = openai_request.read_request(context, ChatRequest)
     model = find_llm(context, request.model)
     _refuse_chat(request)
-    timeout = openai_request.timeout(context, request)
-    model.check_admission(timeout=timeout, priority=request.priority or 0, tenant=context.tenant)
-    usable = Tools(request, model.template)
-    other, constrained_by = openai_request.grammar(request)
-    grammar = usable.constraint(other)
-    shown = request.tools if usable.active else None
-    options = request.chat_template_kwargs or {}
-    features = None
-    if image_texts.source_of(model) is not None:
-        prompt, features = await image_texts.read_conversation(context, model, request.messages)
-        request.temperature = request.temperature or 0.0
-    else:
-        prompt = await openai_prompts.chat_prompt(context, model, request.messages, shown, options)
-    reply = ChatResponse(model, request, prompt, usable, grammar, context.adapter)
-    reply.request.features = features
-    await openai_request.compile_grammar(
-        context, model, grammar, "tools" if usable.grammar else constrained_by
-    )
+    head = openai_response.response_head(model, request, "chatcmpl", "chat.completion.chunk")
+    context.seconds = request.timeout
+    reply = await conversation.start(context, model, _conversation(request, head.id))
     model.metrics.unknown_fields.inc(unknown)
-    timeout = openai_request.timeout(context, request)  # less what an image took
-    stream = model.open(
-        assign_tenant(context, [reply.request]), timeout=timeout, stepwise=bool(request.stream)
-    )
-    reply.attach(stream)
-    context.measure = stream.timings
+    response = ChatResponse(reply, request, head)
     if request.stream:
-        return EventStream(stream, reply.events, reply.final_event).reply(model.headers())
-    try:
-        return reply.full(await stream.read_all())
-    finally:
-        stream.close()
+        return EventStream(reply.stream, response).reply(model.headers())
+    return response.full(await reply.read_all())
 
 
 def _refuse_chat(request: ChatRequest) -> None:
@@ -80,156 +58,104 @@ def _refuse_chat(request: ChatRequest) -> None:
         raise InputError("expected logprobs to be true with top_logprobs", where="top_logprobs")
 
 
-class Tools:
-    """Tools of one request; raises `InputError` naming what is wrong. `active`: calls may occur; `parallel`: many."""
-
-    def __init__(self, request: ChatRequest, template: ChatTemplate | None) -> None:
-        given = [msgspec.to_builtins(tool) for tool in request.tools or ()]
-        choice = msgspec.to_builtins(request.tool_choice)
-        self.tools = tools.check_tools(given)
-        self.choice = tools.check_choice(choice, self.tools)
-        self.active = bool(self.tools) and self.choice != "none"
-        sources = template.sources.values() if template is not None else ()
-        self.style = tools.style_of("\n".join(sources))
-        self.parallel = request.parallel_tool_calls is not False
-        self.grammar = tools.constrain(self.tools, self.choice, self.style, parallel=self.parallel)
-
-    def constraint(self, other: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Return the grammar that enforces a required call, else `other`, the response format's."""
-        if self.grammar is not None and other is not None:
-            raise InputError(
-                "tool_choice requires a call, which excludes another response format", where="response_format"
-            )
-        return self.grammar or other
-
-    def reader(self, prompt: bytes) -> tools.ToolParser | None:
-        """Return a parser for one completion of a prompt with that end; None without active tools."""
-        if not self.active:
-            return None
-        return tools.tool_parser(self.style, self.tools, thought=tools.open_thought(prompt))
-
-
-def deltas(found: Sequence[tools.ToolDelta], parallel: bool) -> list[bytes]:
-    """Return the JSON of field `delta` for each parsed part; unless `parallel`, of the first call alone."""
-    return [b'"delta":%b' % encode(_delta(one)) for one in found if parallel or not one.index]
-
-
-def _delta(one: tools.ToolDelta) -> Delta:
-    if one.index is None:
-        return Delta(content=one.content)
-    if one.name is None:
-        return Delta(
-            tool_calls=[ToolCallDelta(index=one.index, function=FunctionDelta(arguments=one.arguments))]
-        )
-    function = FunctionDelta(name=one.name, arguments=one.arguments)
-    return Delta(
-        tool_calls=[ToolCallDelta(index=one.index, id=one.id or "", type="function", function=function)]
+def _conversation(request: ChatRequest, id: str) -> Conversation:
+    grammar, constrained_by = openai_request.grammar(request)
+    count = (request.top_logprobs or 0) if request.logprobs else None
+    wanted = request.max_completion_tokens
+    return Conversation(
+        id=id,
+        messages=list(map(without_nulls, request.messages)),
+        options={**openai_request.sampling_options(request), "logprobs": count},
+        tools=list(map(without_nulls, request.tools or ())),
+        tool_choice=msgspec.to_builtins(request.tool_choice),
+        parallel_calls=request.parallel_tool_calls is not False,
+        template_options=_template_variables(request),
+        grammar=grammar,
+        grammar_field=constrained_by,
+        max_tokens=request.max_tokens if wanted is None else wanted,
+        priority=request.priority or 0,
+        stream=bool(request.stream),
     )
 
 
-class ChatResponse:
-    """Builder of the response; `request` is for the engine.
+def _template_variables(request: ChatRequest) -> dict[str, Any]:
+    """Return further variables of the chat template; an effort of "none" also asks for no thoughts."""
+    effort = request.reasoning_effort
+    asked: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+    if effort == "none":
+        asked |= {"enable_thinking": False, "thinking": False}
+    return asked | (request.chat_template_kwargs or {})
 
-    After `attach`, either `full` builds the response from all outputs, or `events` and `final_event` stream
-    it.
-    """
 
-    def __init__(
-        self,
-        model: LLMEngine,
-        asked_for: ChatRequest,
-        prompt: list[int],
-        tools: Tools,
-        grammar: dict[str, Any] | None,
-        adapter: str | None,
-    ) -> None:
-        self.model, self.tools, self.logprobs = model, tools, bool(asked_for.logprobs)
-        self.head = openai_response.response_head(model, asked_for, "chatcmpl", "chat.completion.chunk")
-        wanted = asked_for.max_completion_tokens
-        wanted = asked_for.max_tokens if wanted is None else wanted
-        count = (asked_for.top_logprobs or 0) if self.logprobs else None
-        sampling = openai_request.sampling(
-            asked_for, model, openai_request.max_new_tokens(model, prompt, wanted, None), count, None
-        )
-        if tools.active:  # markers of calls may be special tokens
-            sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
-        self.request = Request(
-            id=self.head.id,
-            prompt=prompt,
-            sampling=sampling,
-            priority=asked_for.priority or 0,
-            grammar=grammar,
-            adapter=adapter,
-        )
-        usage, self.always = openai_response.usage_options(asked_for)
-        self.chunks, self.final = ChunkWriter(self.head, usage=usage or self.always), usage
+def _delta(part: ToolDelta) -> bytes:
+    """Return field `delta` of a chunk as JSON."""
+    if part.index is None:
+        text = encode(part.reasoning or part.content)
+        if part.reasoning:
+            return b'"delta":{"reasoning_content":%b,"reasoning":%b}' % (text, text)
+        return b'"delta":{"content":%b}' % text
+    function = FunctionDelta(arguments=part.arguments)
+    call = ToolCallDelta(index=part.index, function=function)
+    if part.name is not None:
+        function.name = part.name
+        call.id, call.type = part.id or "", "function"
+    return b'"delta":%b' % encode(Delta(tool_calls=[call]))
 
-    def attach(self, stream: TokenStream) -> None:
-        self.ledger = UsageCounter(stream)
-        self.started = [False] * len(stream.choices)
-        last = self.request.prompt[-tools.THOUGHT_TOKENS :] if self.tools.active else []
-        end = b"".join(map(self.model.text.token_bytes, last))
-        self.readers = [self.tools.reader(end) for _ in stream.choices]
 
-    def full(self, outputs: Sequence[Output]) -> ChatCompletion:
-        pieces = [CompletionBuffer() for _ in self.started]
-        for output in outputs:
-            self.ledger.add(output)
-            pieces[output.index].add(output)
+class ChatResponse(ChunkedReply):
+    """Builder of the response: `full` of whole messages, or the events of a stream."""
+
+    def __init__(self, reply: Reply, request: ChatRequest, head: ResponseHead) -> None:
+        self.reply, self.head, self.logprobs = reply, head, bool(request.logprobs)
+        self.final, self.always = openai_response.usage_options(request)
+        self.chunks = ChunkWriter(head, usage=self.final or self.always)
+        self.started = [False] * len(reply.stream.choices)
+
+    def full(self, messages: Sequence[Message]) -> ChatCompletion:
         head = msgspec.structs.asdict(self.head)
         del head["object"]
-        choices = [self._choice(index, piece) for index, piece in enumerate(pieces)]
-        return ChatCompletion(**head, choices=choices, usage=self.ledger.usage())
+        choices = [self._choice(index, message) for index, message in enumerate(messages)]
+        return ChatCompletion(**head, choices=choices, usage=usage_of(self.reply.usage))
 
     def events(self, outputs: Sequence[Output]) -> bytes:
-        return b"".join(event for output in outputs for event in self._events(output))
+        return b"".join([event for output in outputs for event in self._events(output)])
 
-    def final_event(self) -> bytes:
-        return self.chunks.usage(encode(self.ledger.usage())) if self.final else b""
+    def end(self) -> bytes:
+        return (self.chunks.usage(encode(usage_of(self.reply.usage))) if self.final else b"") + DONE
 
-    def _choice(self, index: int, piece: CompletionBuffer) -> ChatChoice:
-        message = ResponseMessage(content="".join(piece.text))
-        finish: Any = piece.finish
-        if (reader := self.readers[index]) is not None:
-            content, calls = reader.read_all("".join(piece.text))
-            finish = reader.finish_reason(finish)
-            if calls:
-                message.content = content
-                message.tool_calls = [
-                    ToolCall(id=call.id, function=FunctionCall(call.name, call.arguments))
-                    for call in (calls if self.tools.parallel else calls[:1])
-                ]
-        known = openai_logprobs.chat_logprobs(self.model.text, piece.logprobs) if self.logprobs else None
-        return ChatChoice(index, message, known, finish, piece.stopped_by)
+    def _choice(self, index: int, message: Message) -> ChatChoice:
+        shown = ResponseMessage(content=message.content)
+        if message.calls:
+            shown.tool_calls = [
+                ToolCall(id=call.id, function=FunctionCall(call.name, call.arguments))
+                for call in message.calls
+            ]
+        if message.reasoning:
+            shown.reasoning_content = shown.reasoning = message.reasoning
+        known = None
+        if self.logprobs:
+            known = openai_logprobs.chat_logprobs(self.reply.model.text, message.logprobs)
+        finish: Any = message.finish
+        return ChatChoice(index, shown, known, finish, message.stopped_by)
 
     def _events(self, output: Output) -> list[bytes]:
-        index, made = output.index, list[bytes]()
-        self.ledger.add(output)
-        usage = encode(self.ledger.usage()) if self.always else b""
+        index, events = output.index, list[bytes]()
+        parts, finish = self.reply.read(output)
+        usage = encode(usage_of(self.reply.usage)) if self.always else b""
 
         def say(delta: bytes, known: ChatLogprobs | None = None, finish: str | None = None) -> None:
-            made.append(self.chunks.choice(index, delta, encode(known), encode(finish), usage))
+            events.append(self.chunks.choice(index, delta, encode(known), encode(finish), usage))
 
         if not self.started[index]:
             self.started[index] = True
             say(ROLE)
         known = None
         if self.logprobs and output.logprobs:
-            known = openai_logprobs.chat_logprobs(self.model.text, output.logprobs)
-        finish: str | None = output.finish
-        reader = self.readers[index]
-        if reader is None:
-            found = [b'"delta":{"content":%b}' % encode(output.text)] if output.text else []
-        else:
-            found = deltas(reader.push(output.text), self.tools.parallel)
-            if finish is not None:
-                found += deltas(reader.finish(), self.tools.parallel)
-                finish = reader.finish_reason(finish)
-        if known is not None and not found:
-            found = [b'"delta":{"content":""}']
-        for delta in found:
-            say(delta, known)
+            known = openai_logprobs.chat_logprobs(self.reply.model.text, output.logprobs)
+            parts = parts or [ToolDelta()]
+        for part in parts:
+            say(_delta(part), known)
             known = None
         if finish is not None:
             say(NOTHING, None, finish)
-        return made
+        return events

@@ -44,6 +44,7 @@ class Message(msgspec.Struct, kw_only=True):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
 
 
 class Function(msgspec.Struct, kw_only=True):
@@ -77,8 +78,14 @@ class ChatRequest(CommonFields, kw_only=True):
     tools: Annotated[list[Tool], Meta(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template: str | None = None
+
+
+def without_nulls(value: msgspec.Struct) -> dict[str, Any]:
+    """Return a message or a tool as chat templates take it: a dict without null fields."""
+    return {name: field for name, field in msgspec.to_builtins(value).items() if field is not None}
 
 
 class ResponseMessage(msgspec.Struct, kw_only=True):
@@ -87,6 +94,8 @@ class ResponseMessage(msgspec.Struct, kw_only=True):
     refusal: None = None
     annotations: list[Any] = []
     tool_calls: list[ToolCall] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -124,6 +133,8 @@ class Delta(msgspec.Struct, kw_only=True):
     content: str | None | UnsetType = UNSET
     refusal: None | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct):

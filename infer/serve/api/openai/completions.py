@@ -9,15 +9,18 @@ import msgspec
 
 from ....errors import InputError
 from ....llm.engine.requests import Output, Request, TokenLogprob
+from ...generation.engine_request import compile_grammar, max_new_tokens
+from ...generation.event_stream import EventStream, encode
+from ...generation.reply import UsageCounter
 from ...http.request_context import RequestContext, assign_tenant
 from ...llm.llm_engine import LLMEngine
 from ...llm.token_stream import TokenStream
 from . import openai_logprobs, openai_prompts, openai_request, openai_response
+from .chunk_writer import DONE, ChunkedReply, ChunkWriter
 from .openai_errors import find_llm
 from .openai_logprobs import CompletionLogprobs
-from .openai_response import CompletionBuffer, UsageCounter
+from .openai_response import CompletionBuffer, usage_of
 from .openai_types import Completion, CompletionChoice, CompletionRequest
-from .server_sent_events import ChunkWriter, EventStream, encode
 
 
 async def completions(context: RequestContext) -> Any:
@@ -30,7 +33,7 @@ async def completions(context: RequestContext) -> Any:
     prompts = await openai_prompts.encode_prompts(context, model, request.prompt, special)
     grammar, constrained_by = openai_request.grammar(request)
     answer = CompletionResponse(model, request, prompts, grammar, context.adapter)
-    await openai_request.compile_grammar(context, model, grammar, constrained_by)
+    await compile_grammar(context, model, grammar, constrained_by)
     if request.echo:
         answer.prompt_texts = {r.id: await model.tokenizers.decode(r.prompt, True) for r in answer.requests}
     model.metrics.unknown_fields.inc(unknown)
@@ -40,7 +43,7 @@ async def completions(context: RequestContext) -> Any:
     answer.attach(stream)
     context.measure = stream.timings
     if request.stream:
-        return EventStream(stream, answer.events, answer.final_event).reply(model.headers())
+        return EventStream(stream, answer).reply(model.headers())
     try:
         return answer.full(await stream.read_all())
     finally:
@@ -54,7 +57,7 @@ def _refuse_completion(request: CompletionRequest) -> None:
         raise InputError("best_of is not offered beyond n", where="best_of")
 
 
-class CompletionResponse:
+class CompletionResponse(ChunkedReply):
     """Builder of the response; with `echo` the prompt and its log-probabilities come first."""
 
     def __init__(
@@ -76,9 +79,7 @@ class CompletionResponse:
                 sampling=openai_request.sampling(
                     request,
                     model,
-                    openai_request.max_new_tokens(
-                        model, prompt, request.max_tokens, openai_request.DEFAULT_TOKENS
-                    ),
+                    max_new_tokens(model, prompt, request.max_tokens, openai_request.DEFAULT_TOKENS),
                     wanted,
                     wanted if self.echo else None,
                 ),
@@ -120,7 +121,7 @@ class CompletionResponse:
             choices.append(CompletionChoice(index, text, lists, piece.finish, piece.stopped_by))  # type: ignore[arg-type]
         head = msgspec.structs.asdict(self.head)
         del head["object"]
-        return Completion(**head, choices=choices, usage=self.ledger.usage())
+        return Completion(**head, choices=choices, usage=usage_of(self.ledger))
 
     def events(self, outputs: Sequence[Output]) -> bytes:
         made = []
@@ -135,12 +136,12 @@ class CompletionResponse:
             delta = b'"text":%b' % encode(text)
             if output.finish is not None and output.stopped_by is not None:
                 delta += b',"stop_reason":%b' % encode(output.stopped_by)
-            usage = encode(self.ledger.usage()) if self.always else b""
+            usage = encode(usage_of(self.ledger)) if self.always else b""
             made.append(self.chunks.choice(index, delta, encode(lists), encode(output.finish), usage))
         return b"".join(made)
 
-    def final_event(self) -> bytes:
-        return self.chunks.usage(encode(self.ledger.usage())) if self.final else b""
+    def end(self) -> bytes:
+        return (self.chunks.usage(encode(usage_of(self.ledger))) if self.final else b"") + DONE
 
     def _note(self, output: Output) -> None:
         self.ledger.add(output)

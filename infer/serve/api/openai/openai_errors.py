@@ -34,10 +34,6 @@ class ModelNotFoundError(NotFoundError):
     code = "model_not_found"
 
 
-class ContextLengthError(InputError):
-    code = "context_length_exceeded"
-
-
 def _status(error: InferError) -> int:
     return 429 if isinstance(error, OverloadedError) else error.status
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
 
-from ....errors import GrammarError, InputError, NotUsableError, UsageError
+from ....errors import InputError
 from ....llm.engine.sampling.sampling_options import OPTIONS, Sampling, check_range
+from ...generation.engine_request import complete_sampling
 from ...http import json_parse
 from ...http.request_context import RequestContext
 from ...llm.llm_engine import LLMEngine
-from .openai_errors import ContextLengthError, require_json
+from .openai_errors import require_json
 from .openai_types import (
     OPTION_NAMES,
     CommonFields,
@@ -30,10 +30,11 @@ CONSTRAINTS = {"response_format": ResponseFormat, "structured_outputs": Structur
 DEFAULT_TOKENS = 16  # of /v1/completions, as OpenAI has it
 
 
-def read_request(context: RequestContext, to: type[T]) -> tuple[T, int]:
+def read_request(context: RequestContext, to: type[T], *, strict: bool = False) -> tuple[T, int]:
     """Return the decoded body and the number of its unknown fields.
 
-    Raises `InputError` naming a field that is wrong, or shapes the output and is not offered.
+    Raises `InputError` naming a field that is wrong, or shapes the output and is not offered; if `strict`, any that is
+    not offered and asks for something.
     """
     require_json(context)
     value = context.value()
@@ -42,6 +43,8 @@ def read_request(context: RequestContext, to: type[T]) -> tuple[T, int]:
         if (given := getattr(request, field)) is not None:
             check_range(option, given, served=True, where=field)
     refuse_fields(value, _fields(to))
+    if strict:
+        refuse_unknown(value, _fields(to), "")
     for name, kind in CONSTRAINTS.items():
         refuse_unknown(value.get(name), _fields(kind), name)
     return request, len(value.keys() - _fields(to))
@@ -69,25 +72,6 @@ def translated(
     return [generator.language_model.translated(prompt, *named) for prompt in prompts]
 
 
-def max_new_tokens(
-    generator: LLMEngine, prompt: Sequence[int], wanted: int | None, default: int | None
-) -> int:
-    """Return the limit of generated tokens: `wanted`, or at most `default` (None: all that fit)."""
-    left = generator.context - (generator.start_tokens or len(prompt))
-    if left < (wanted or 0):
-        asked = f" and {wanted} to come" if wanted else ""
-        raise ContextLengthError(
-            f"this model's context is {generator.context} tokens, the prompt has {len(prompt)}{asked}",
-            hint="Shorten the prompt or lower max_tokens",
-            where="max_tokens" if wanted else "prompt",
-        )
-    if wanted is None and left == 0:
-        raise ContextLengthError(
-            f"the prompt fills the context of {generator.context} tokens", where="prompt"
-        )
-    return wanted if wanted is not None else left if default is None else min(default, left)
-
-
 def sampling(
     request: CommonFields,
     generator: LLMEngine,
@@ -99,20 +83,18 @@ def sampling(
 
     Raises `InputError` naming a field out of its range.
     """
+    counts = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    return complete_sampling(generator, sampling_options(request) | counts)
+
+
+def sampling_options(request: CommonFields) -> dict[str, Any]:
+    """Return the options of `Sampling` by name that the fields give, None where one is absent."""
     given = {
         option: getattr(request, field)
         for field, option in _options(CommonFields).items()
         if option in Sampling.__struct_fields__
     }
-    given |= {
-        "max_tokens": max_tokens,
-        "logprobs": logprobs,
-        "prompt_logprobs": prompt_logprobs,
-        "logit_bias": _bias(request.logit_bias or {}),
-    }
-    made: Sampling = generator.language_model.config.complete(given)
-    made.check(generator.vocab_size, served=True)
-    return made
+    return given | {"logit_bias": _bias(request.logit_bias or {})}
 
 
 def _bias(given: dict[str, float]) -> dict[int, float]:
@@ -198,26 +180,3 @@ def _schema(given: dict[str, Any] | str | None, where: str) -> dict[str, Any] | 
 
 def _named(kind: str, value: object) -> dict[str, Any] | None:
     return None if value is None else {kind: value}
-
-
-async def compile_grammar(
-    context: RequestContext, generator: LLMEngine, constraint: dict[str, Any] | None, where: str
-) -> None:
-    """Compile the grammar, first in a trial process, so that the engine finds it in its cache.
-
-    Raises `GrammarError` where it can't be compiled.
-    """
-    if constraint is None:
-        return
-    check = partial(generator.language_model.check_grammar, constraint)
-    trials, client, pool = generator.grammar_trials, context.tenant, context.service.grammars
-    try:
-        if trials is None:
-            await asyncio.get_running_loop().run_in_executor(pool, check)
-        else:
-            tried = await trials.check(client, constraint)
-            await trials.compile(client, tried, pool, partial(check, (tried.size, tried.seconds)))
-    except NotUsableError as error:
-        raise InputError(error.message, where=where, hint=error.hint) from error
-    except UsageError as error:
-        raise GrammarError(error.message, where=where, hint=error.hint) from error

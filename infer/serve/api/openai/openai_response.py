@@ -8,9 +8,9 @@ import time
 import msgspec
 
 from ....llm.engine.requests import Output, TokenLogprob
+from ...generation.reply import UsageCounter
 from ...llm.llm_engine import LLMEngine
-from ...llm.token_stream import TokenStream
-from .openai_types import CommonFields, PromptDetails, Usage
+from .openai_types import CommonFields, CompletionDetails, PromptDetails, Usage
 
 
 class ResponseHead(msgspec.Struct):
@@ -38,22 +38,12 @@ class CompletionBuffer:
         self.finish, self.stopped_by = output.finish, output.stopped_by
 
 
-class UsageCounter:
-    """Token usage of all prompts and completions of one request."""
-
-    def __init__(self, stream: TokenStream) -> None:
-        self._prompts = stream.prompts
-        self.prompt_tokens = sum(len(prompt.request.prompt) for prompt in stream.prompts)
-        self.completion_tokens = 0
-
-    def add(self, output: Output) -> None:
-        self.completion_tokens += len(output.token_ids)
-
-    def usage(self) -> Usage:
-        cached = PromptDetails(sum(prompt.cached_tokens for prompt in self._prompts))
-        return Usage(
-            self.prompt_tokens, self.completion_tokens, self.prompt_tokens + self.completion_tokens, cached
-        )
+def usage_of(counter: UsageCounter) -> Usage:
+    prompt, completion = counter.prompt_tokens, counter.completion_tokens
+    usage = Usage(prompt, completion, prompt + completion, PromptDetails(counter.cached_tokens))
+    if counter.reasons:
+        usage.completion_tokens_details = CompletionDetails(counter.reasoning_tokens)
+    return usage
 
 
 def response_head(generator: LLMEngine, request: CommonFields, prefix: str, kind: str) -> ResponseHead:

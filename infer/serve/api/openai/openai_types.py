@@ -17,6 +17,8 @@ Finish = Literal["stop", "length", "tool_calls"]
 OPTION_NAMES = {
     "include_stop_str_in_output": "include_stop",
     "max_completion_tokens": "max_tokens",
+    "max_output_tokens": "max_tokens",
+    "stop_sequences": "stop",
     "top_logprobs": "logprobs",
 }
 
@@ -118,11 +120,18 @@ class PromptDetails(msgspec.Struct):
     cached_tokens: int = 0
 
 
+class CompletionDetails(msgspec.Struct):
+    """`reasoning_tokens`: of thoughts that are returned as reasoning, with their marks."""
+
+    reasoning_tokens: int = 0
+
+
 class Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails | UnsetType = UNSET
 
 
 class CompletionChoice(msgspec.Struct):

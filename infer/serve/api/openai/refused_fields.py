@@ -6,9 +6,14 @@ vLLM's, SGLang's, llama.cpp's, Hugging Face's and Ollama's names, and those of O
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from ....errors import InputError
+from ...http import json_parse
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 IDLE: tuple[Any, ...] = (None, False, 0, "", [], {})  # ask for nothing
 _GROUPS: list[tuple[str, str, tuple[Any, ...]]] = [
@@ -83,5 +88,16 @@ def refuse_unknown(given: object, known: Collection[str], where: str) -> None:
         return
     for name in sorted(given.keys() - known):
         if given[name] not in IDLE:
-            where = f"{where}.{name[:64]}"
-            raise InputError(f"{where} is not offered: expected {', '.join(sorted(known))}", where=where)
+            place = f"{where}.{name[:64]}" if where else name[:64]
+            raise InputError(f"{place} is not offered: expected {', '.join(sorted(known))}", where=place)
+
+
+def read_object(value: object, to: type[T], where: str) -> T:
+    """Convert an object of a request, at `where`, to a struct. Raises `InputError`, also for fields that it lacks."""
+    tag = to.__struct_config__.tag_field
+    refuse_unknown(value, {*to.__struct_encode_fields__, *([tag] if tag else ())}, where)
+    try:
+        return json_parse.convert(value, to)
+    except InputError as error:
+        error.where = where + error.where.removeprefix("$")
+        raise

@@ -8,10 +8,11 @@ import msgspec
 
 from ....errors import InputError, NotFoundError
 from ....llm.text.chat_template import special_tokens
+from ...generation.prompt import chat_prompt
 from ...http.request_context import RequestContext
 from ...llm.llm_engine import LLMEngine
 from . import openai_prompts, openai_request
-from .chat_types import Message, Tool
+from .chat_types import Message, Tool, without_nulls
 from .openai_errors import find_llm
 from .openai_types import Token
 
@@ -70,7 +71,8 @@ async def tokenize(context: RequestContext) -> Tokens:
         options = dict(request.chat_template_kwargs or {})
         if request.add_generation_prompt is not None:
             options["add_generation_prompt"] = request.add_generation_prompt
-        row = await openai_prompts.chat_prompt(context, model, request.messages, request.tools, options)
+        messages, tools = map(without_nulls, request.messages), map(without_nulls, request.tools or ())
+        row = await chat_prompt(model, list(messages), list(tools) or None, options)
     else:
         text, special = request.prompt or "", request.add_special_tokens is not False
         (row,) = await model.tokenizers.encode([text], special, "prompt")

@@ -15,12 +15,13 @@ from ....errors import InputError
 from ....llm.text.tokenizer import TextOrPair
 from ....tasks import answers, text_answers, text_model, zero_shot_text
 from ....tasks.answers import Answer
+from ... import media_files
 from ...batching.tensor_engine import TensorEngine
 from ...http.multipart import FORM, media_of
 from ...http.request_context import RequestContext
 from ...http.routing import BINARY, JSON, Response
 from ...task_call import TaskCall
-from ..media import image_texts, media_predictions, media_request
+from ..media import image_texts, media_predictions
 from ..media.media_predictions import ACTIVATIONS
 from ..openai.openai_errors import require_json
 from . import text_request
@@ -78,7 +79,7 @@ async def classify(context: RequestContext) -> Classified | Predictions | Respon
 async def predict(context: RequestContext) -> Predictions | Response:
     media = media_of(context.headers)
     if media == FORM:
-        form = await media_request.read_form(context)
+        form = await media_files.read_form(context)
         if (reader := image_texts.find_engine(context, form.text("model"), TASKS)) is not None:
             text = form.text("text") or ""
             return _texts(await image_texts.describe(context, reader, [form.file("file")], ["file"], text))

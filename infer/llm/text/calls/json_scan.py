@@ -8,6 +8,7 @@ from typing import Any
 
 _ATOM = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null", re.ASCII)
 _BLANK = re.compile(r"[ \t\r\n]*")
+_PLAIN = re.compile(r'[^"\\\x00-\x1f\ud800-\udfff]*')  # of a string
 _UNSENDABLE = re.compile("[\ud800-\udfff]")  # no UTF-8 has them
 _DECODER = json.JSONDecoder()
 
@@ -35,8 +36,13 @@ class JsonScan:
 
     def feed(self, text: str, start: int = 0) -> int:
         """Read on from `start`; return the index after the last character that belongs to the value."""
-        kept = start
-        for at in range(start, len(text)):
+        kept, at = start, start
+        while at < len(text):
+            if self._quoted and not (self._escaped or self._hex):
+                plain = _PLAIN.match(text, at)
+                at = plain.end() if plain else at
+                if at == len(text):
+                    break
             character = text[at]
             accepted = self._in_string(character) if self._quoted else self._between_strings(character)
             if not accepted:
@@ -46,9 +52,10 @@ class JsonScan:
             if character < " " and self._quoted or "\ud800" <= character <= "\udfff":
                 self._taken += (text[kept:at], f"\\u{ord(character):04x}")
                 kept = at + 1
+            at += 1
             if self.done:
-                self._taken.append(text[kept : at + 1])
-                return at + 1
+                self._taken.append(text[kept:at])
+                return at
         self._taken.append(text[kept:])
         return len(text)
 
@@ -128,6 +135,11 @@ def whole_object(text: str) -> str | None:
 def quote(text: str) -> str:
     """Return a text as a JSON string that UTF-8 can carry."""
     return _UNSENDABLE.sub(lambda one: f"\\u{ord(one[0]):04x}", json.dumps(text, ensure_ascii=False))
+
+
+def is_number(text: str) -> bool:
+    """Return True for a number as JSON writes it."""
+    return text not in ("true", "false", "null") and _ATOM.fullmatch(text) is not None
 
 
 def load(text: str) -> Any:

@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 import numpy as np
 from msgspec import structs
 
-from ....errors import InputError, NotUsableError, TooLargeError
-from ....preprocess.image import MODES, ImagePreprocessor
-from ....tasks.media_model import MediaModel
-from ...batching.collate import Arrays
-from ...batching.tensor_engine import TensorEngine
-from ...http.multipart import MultipartForm, parse_form
-from ...http.request_context import RequestContext
-from ...llm.llm_engine import LLMEngine
-from ...media_decoder.messages import DecodeImage, DecodeLimits, DecodeSound
+from ..errors import InputError, NotUsableError, TooLargeError
+from ..preprocess.image import MODES, ImagePreprocessor
+from ..tasks.media_model import MediaModel
+from .batching.collate import Arrays
+from .batching.tensor_engine import TensorEngine
+from .http.multipart import MultipartForm, parse_form
+from .http.request_context import RequestContext
+from .llm.llm_engine import LLMEngine
+from .media_decoder.messages import DecodeImage, DecodeLimits, DecodeSound
 
 INLINE_BYTES = 64 << 10  # a larger form is parsed in a thread
 TRANSFORMERS_PIXELS = 1 << 24  # of an image whose steps transformers runs, in the server's own process

@@ -1,0 +1,99 @@
+"""Reply to a conversation: the outputs of its completions as parts of content, reasoning and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ...llm.engine.requests import Output, Request, TokenLogprob
+from ...llm.text.tool_parser import ToolCall, ToolDelta, joined
+from ..llm.llm_engine import LLMEngine
+from ..llm.token_stream import TokenStream
+from .tools import Tools
+
+
+class UsageCounter:
+    """Token usage of all prompts and completions of one request."""
+
+    def __init__(self, stream: TokenStream) -> None:
+        self._prompts = stream.prompts
+        self.prompt_tokens = sum(len(prompt.request.prompt) for prompt in stream.prompts)
+        self.completion_tokens = self.reasoning_tokens = 0
+        self.reasons = False  # completions may hold thoughts
+
+    def add(self, output: Output, *, reasoning: bool = False) -> None:
+        self.completion_tokens += len(output.token_ids)
+        self.reasoning_tokens += len(output.token_ids) if reasoning else 0
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum([prompt.cached_tokens for prompt in self._prompts])
+
+
+class Message(msgspec.Struct, kw_only=True):
+    """One completion as a whole; `finish`: OpenAI's reason for its end, `stopped_by`: the stop string or token."""
+
+    content: str | None
+    reasoning: str
+    calls: list[ToolCall]
+    logprobs: list[TokenLogprob]
+    finish: str | None
+    stopped_by: str | int | None
+
+
+class Reply:
+    """Reply of `model` to `request`, either streamed, output by output (`read`), or whole (`read_all`).
+
+    The caller closes `stream`. `usage` counts what was read.
+    """
+
+    def __init__(
+        self, model: LLMEngine, request: Request, stream: TokenStream, tools: Tools, prompt_end: str
+    ) -> None:
+        self.model, self.request, self.stream = model, request, stream
+        self.usage, self._parallel = UsageCounter(stream), tools.parallel
+        self.usage.reasons = tools.forms.thought is not None
+        usable = tools.tools if tools.active else None
+        self._parsers = [model.language_model.parser(prompt_end, usable) for _ in stream.choices]
+
+    def read(self, output: Output) -> tuple[Sequence[ToolDelta], str | None]:
+        """Return the parts that an output adds to completion `output.index`, and with its last one the reason.
+
+        Without parallel calls, those behind the first call are left out.
+        """
+        parser, finish = self._parsers[output.index], output.finish
+        if parser is None:
+            self.usage.add(output)
+            return ([ToolDelta(content=output.text)] if output.text else []), finish
+        reasoned = parser.reasons
+        parts = parser.push(output.text)
+        self.usage.add(output, reasoning=reasoned or parser.reasons)
+        if finish is not None:
+            parts = [*parts, *parser.finish()]
+        if not self._parallel:
+            parts = [part for part in parts if not part.index]
+        return parts, parser.finish_reason(finish)
+
+    async def read_all(self) -> list[Message]:
+        """Return the completions once they have ended, and close the stream."""
+        try:
+            outputs = await self.stream.read_all()
+        finally:
+            self.stream.close()
+        messages = [
+            Message(content=None, reasoning="", calls=[], logprobs=[], finish=None, stopped_by=None)
+            for _ in self._parsers
+        ]
+        parts: list[list[ToolDelta]] = [[] for _ in messages]
+        for output in outputs:
+            new, finish = self.read(output)
+            parts[output.index] += new
+            message = messages[output.index]
+            message.logprobs += output.logprobs
+            message.finish, message.stopped_by = finish, output.stopped_by
+        for message, own in zip(messages, parts, strict=True):
+            parsed = joined(own)
+            message.content = parsed.content if parsed.calls else parsed.content or ""
+            message.reasoning, message.calls = parsed.reasoning or "", parsed.calls
+        return messages
