@@ -1,4 +1,4 @@
-"""How models of each form write calls of tools, and without a mark before them where the form has that."""
+"""Writers of tool calls, as models of each form write them, also without the mark before them that may be absent."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class TextSide:
 
     @cached_property
     def forms(self) -> forms.Choice:
-        """How the model writes calls and thoughts; raises `UsageError` for an unknown name."""
+        """Forms in which the model writes calls and thoughts; raises `UsageError` for an unknown name."""
         sources = self.template.sources.values() if self.template is not None else ()
         return forms.choose("\n".join(sources), self.tool_form, self.reasoning_form)
 

@@ -100,7 +100,7 @@ class CallGrammar(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Syntax(Protocol):
-    """How a form writes a call."""
+    """Syntax in which a form writes a call."""
 
     def read(self, attempt: Attempt) -> Reading | None:
         """Return what begins at `attempt.start`; None where more text must decide, never for the last text."""

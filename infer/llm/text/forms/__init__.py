@@ -31,7 +31,7 @@ class Thought(msgspec.Struct, frozen=True):
 
 
 class Form(msgspec.Struct, frozen=True, kw_only=True):
-    """How models of one kind write calls of tools.
+    """Form in which models of one kind write calls of tools.
 
     `shown_by`: regular expressions; a chat template that matches all of them is of this form, and of several forms the
     one with the most is taken. `opening`, `closing`: marks, each before and after calls. `syntaxes`: how a call is
