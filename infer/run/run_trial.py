@@ -221,9 +221,7 @@ def _compare(
         beyond = over_rows()
         if violated(beyond.metrics()) is None:
             comparison, metrics = beyond, beyond.metrics()
-            rounding = (
-                f"differences that rounding makes in the original too do not count: {reason}"
-            )
+            rounding = f"differences that rounding makes in the original too do not count: {reason}"
     if violated(metrics) is None:
         metrics += _at_sizes(
             reference, runner, run, graph, usual, comparison, most, rounded=plan.changes_numbers
