@@ -211,7 +211,7 @@ SERVE: dict[str, Any] = {
     "batch_invariant": True,
     "share_prefix_cache": True,
     "tool_form": "mistral",
-    "reasoning_form": "none",
+    "reasoning_form": "think",
     "lora": {"style": "adapters/my style", "other": "x=y"},
     "log_requests": False,
     "log_bodies": True,
