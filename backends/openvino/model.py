@@ -114,6 +114,11 @@ def count_executed_ops(model: Any) -> Counter[str]:
     return Counter({name: n for name, n in counts.items() if name not in ("Const", "Input", "Output")})
 
 
+def _names(port: Any) -> set[str]:
+    """Return the names of an input; of one without any that of its layer."""
+    return set(port.get_names()) or {str(port.get_node().get_friendly_name())}
+
+
 class OpenvinoRunner:
     """Compiled model as a `Runner`. Each thread has a request of its own, so that several may call it at once."""
 
@@ -126,9 +131,10 @@ class OpenvinoRunner:
     ) -> None:
         self.inputs, self.outputs, self.settings = inputs, outputs, settings
         self._model: Any = compiled(model, settings)
-        known = {name for port in self._model.inputs for name in port.get_names()}
-        self._read = [spec.name for spec in inputs if spec.name in known]
-        self._names = [spec.name for spec in outputs]
+        ports = {name: index for index, port in enumerate(self._model.inputs) for name in _names(port)}
+        self._read = {spec.name: ports[spec.name] for spec in inputs if spec.name in ports}
+        given = {name: index for index, port in enumerate(self._model.outputs) for name in port.get_names()}
+        self._given = {spec.name: given.get(spec.name, index) for index, spec in enumerate(outputs)}
         self._local = threading.local()
 
     def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -141,7 +147,7 @@ class OpenvinoRunner:
         request = getattr(self._local, "request", None)
         if request is None:
             request = self._local.request = self._model.create_infer_request()
-        feeds = {name: arrays[name] for name in self._read}
+        feeds = {index: arrays[name] for name, index in self._read.items()}
         try:
             # Shared, an input that an output is made of without a copy is written to at a later call.
             results = request.infer(feeds, share_inputs=False, share_outputs=False)
@@ -151,7 +157,7 @@ class OpenvinoRunner:
                     f"out of memory: {clean_error_message(error)}", hint="Send smaller batches"
                 ) from error
             raise
-        return {name: results[index] for index, name in enumerate(self._names)}
+        return {name: results[index] for name, index in self._given.items()}
 
     def close(self) -> None:
         self._local = threading.local()

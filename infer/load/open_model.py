@@ -82,6 +82,8 @@ def _identify_and_open(plan: Plan, reporter: Reporter | None) -> tuple[Plan, Loa
     if not is_user_module(plan.source):
         plan = plan.with_(source=str(whole_source(fetched.path)))
     identified = identify(Path(plan.source))
+    if identified.file is not None:
+        plan = plan.with_(source=str(identified.file))
     if identified.code and not plan.trust_code:
         raise _untrusted(plan, identified)
     loaded, user_module = _open(plan, identified)
@@ -121,9 +123,15 @@ def _open(plan: Plan, identified: Identified) -> tuple[LoadedModel, UserModule |
 
         return load_user_module(plan)
     if identified.kind == "onnx":
+        from .sources.described_file import described
         from .sources.onnx_file import load_onnx
 
-        return load_onnx(plan), user_module
+        return described(plan, load_onnx(plan)), user_module
+    if identified.kind == "openvino":
+        from .sources.described_file import described
+        from .sources.openvino_ir import load_openvino
+
+        return described(plan, load_openvino(plan)), user_module
     if identified.kind == "torchscript":
         from .sources.torchscript import load_torchscript
 
