@@ -78,8 +78,8 @@ def _ir_refusal(plan: Plan) -> str | None:
     """Return why the plan's format or dtype can't be given to an IR, which is copied as it is."""
     if plan.quant != "none":
         return (
-            f"an OpenVINO IR runs as it is, with --quant none: {plan.quant} is chosen layer by layer on the model that it "
-            "was converted from, so give that one"
+            f"an OpenVINO IR runs as it is, with --quant none: {plan.quant} is chosen layer by layer on the model that "
+            "it was converted from, so give that one"
         )
     if plan.dtype not in ("float32", "auto"):
         return f"an OpenVINO IR keeps its own dtype; --dtype {plan.dtype} needs the model that it was converted from"

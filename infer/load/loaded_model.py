@@ -24,7 +24,8 @@ class LoadedModel:
     Parameters of `module` are on the meta device while `checkpoint` is set; `fill` gives them their values.
     """
 
-    kind: str  # "state-dict" | "module" | "torchscript" | "exported" | "safetensors" | "huggingface" | "gguf" | "onnx" | "openvino"
+    # "state-dict", "module", "torchscript", "exported", "safetensors", "huggingface", "gguf", "onnx", "openvino"
+    kind: str
     module: nn.Module | None  # None for a file that runs as it is
     checkpoint: Checkpoint | None
     inputs: tuple[TensorSpec, ...]

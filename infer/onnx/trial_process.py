@@ -24,7 +24,6 @@ from ..process import child
 from ..process.channel import Channel, ClosedError
 from ..process.spawn import ChildProcess, describe_exit
 
-
 Runtime = Literal["onnxruntime", "openvino"]  # the package that runs a file
 TITLES: dict[Runtime, str] = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 

@@ -1,9 +1,9 @@
 """The float original in the forms that trials are compared with and timed against.
 
 What outputs are compared with shares no graph, optimizer or engine with what is judged: it is the user's own module,
-called as its users call it, and of an ONNX file ONNX Runtime on the CPU with every graph optimization off. An OpenVINO IR
-has no engine but its own, which runs the user's file beside the artifact. What times are compared with is what the user
-has today, and the float graph on the backends tried.
+called as its users call it, and of an ONNX file ONNX Runtime on the CPU with every graph optimization off. An IR has no
+engine but OpenVINO, which runs the user's file beside the artifact. What times are compared with is what the user has
+today, and the float graph on the backends tried.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The model file of a folder that Optimum or another exporter wrote: ONNX files and OpenVINO IRs, of which one is opened.
+"""The model file of a folder that Optimum or another exporter wrote: of ONNX files and OpenVINO IRs the one to open.
 
 ONNX comes before OpenVINO, which one backend runs; the float model before its quantized forms. Optimum writes the files
 of one model into the folder, the Hub's repositories have them in `onnx/` and `openvino/`.
@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import NotUsableError, UsageError
+from ...hub.choose_files import EXPORTED
 
 PLACES = (("", "*.onnx"), ("onnx", "*.onnx"), ("", "*.xml"), ("openvino", "*.xml"))  # folder within, files
-FLOAT = ("model", "openvino_model")  # stems of the whole model in float
 # Stems of the halves of a model that generates, of which one is no model to generate with.
-HALVES = re.compile(r"(openvino_)?(encoder|decoder)(_with_past|_merged)?(_model)?(_merged|_with_past)?(_\w+)?")
+HALVES = re.compile(
+    r"(openvino_)?(encoder|decoder)(_with_past|_merged)?(_model)?(_merged|_with_past)?(_\w+)?"
+)
 NO_MODEL = re.compile(r"openvino_(de)?tokenizer")
 SHOWN = 6
 
@@ -45,7 +47,7 @@ def exported_file(folder: Path) -> ExportedFile | None:
 def _one_of(folder: Path, files: Sequence[Path]) -> ExportedFile:
     kind = "an ONNX file" if files[0].suffix == ".onnx" else "an OpenVINO IR"
     names = [str(path.relative_to(folder)) for path in files]
-    usual = [path for path in files if path.stem in FLOAT]
+    usual = [path for path in files if path.stem in EXPORTED]
     if not usual and (halves := [path for path in files if HALVES.fullmatch(path.stem)]):
         raise _refusal_of_halves(folder, halves)
     if len(files) > 1 and len(usual) != 1:
@@ -67,7 +69,7 @@ def _refusal_of_halves(folder: Path, halves: Sequence[Path]) -> NotUsableError:
     names = _some([path.name for path in halves])
     alone = f", or {encoder} alone, for its hidden states" if encoder else ""
     return NotUsableError(
-        f"the folder holds the parts of a model that generates ({names}), and infer generates with models of torch only",
+        f"the folder holds the parts of a model that generates ({names}), and infer generates with models of torch",
         where=str(folder),
         hint=f"Give the model that they were exported from (its safetensors, or ORG/NAME){alone}",
     )

@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from ...errors import InferError, NotUsableError
+from ...hub.choose_files import EXPORTS
 from ...plan import Plan
 from ...spec import BATCH, Finding, TensorSpec
 from .. import heads
@@ -29,7 +30,6 @@ from ..weight_loading.meta_model import build_on_meta
 from .huggingface import carried_files, read_preprocessing, require_transformers
 from .huggingface_class import possible_heads, read_settings
 
-INNER = ("onnx", "openvino")  # folders of the Hub's repositories
 SENTENCE_EMBEDDING = "sentence_embedding"  # of a sentence-transformers model with its pooling
 OPTIONAL = frozenset(("token_type_ids",))  # of a text alone they are zeros, which a file may have folded
 
@@ -47,7 +47,7 @@ def described(plan: Plan, loaded: LoadedModel) -> LoadedModel:
 
 
 def _describing_folder(path: Path) -> Path | None:
-    places = (path.parent, path.parent.parent) if path.parent.name in INNER else (path.parent,)
+    places = (path.parent, path.parent.parent) if path.parent.name in EXPORTS else (path.parent,)
     for folder in places:
         config = folder / "config.json"
         if config.is_file() and MODEL_KEYS & read_json(config).keys():
@@ -125,7 +125,9 @@ def _model(folder: Path) -> _Model:
     wrapped = heads.wrap(model, head, sentence, preprocessor)
     passes_on = isinstance(wrapped, Headed) and not isinstance(wrapped, OneChoice | SourceHead)
     if not passes_on and head.task != "embedding":
-        raise NotUsableError(f"the answers of {name} are computed of several of its outputs, by its model of torch")
+        raise NotUsableError(
+            f"the answers of {name} are computed of several of its outputs, by its model of torch"
+        )
     return _Model(head, wrapped, sentence, preprocessor, tuple(steps), config, settings)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,6 +77,7 @@ def load_onnx(plan: Plan) -> LoadedModel:
     changed = _written(model, path) if changes else None
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = tuple(_spec(value, path) for value in model.graph.input if value.name not in weights)
+    _refuse_decoder([spec.name for spec in inputs], path)
     if not inputs:
         raise SourceError(
             "the ONNX model has no inputs: its outputs are constants",
@@ -113,6 +115,18 @@ def load_onnx(plan: Plan) -> LoadedModel:
         findings=tuple(findings),
         weight_bytes=_bytes_on_disk(model, path),
     )
+
+
+def _refuse_decoder(inputs: Sequence[str], path: Path) -> None:
+    """Raise `NotUsableError` for a decoder of Optimum's: its mask is as long as its KV cache and its tokens."""
+    cache = [name for name in inputs if name.startswith("past_key_values.")]
+    if cache and {"input_ids", "attention_mask"} <= set(inputs):
+        raise NotUsableError(
+            f"the ONNX model is a decoder whose KV cache is inputs ({cache[0]} and {len(cache) - 1} more); infer "
+            "generates with models of torch, over a cache of its own",
+            where=str(path),
+            hint="Give the model that it was exported from: its safetensors, or ORG/NAME",
+        )
 
 
 def _bytes_on_disk(model: Any, path: Path) -> int:

@@ -24,14 +24,18 @@ MAX_XML = 1 << 28  # bytes; a graph of 10,000 layers takes some 10 MB
 DTYPES = {
     "f32": "float32", "f16": "float16", "bf16": "bfloat16", "f64": "float64", "i8": "int8", "u8": "uint8",
     "i16": "int16", "i32": "int32", "i64": "int64", "boolean": "bool",
-    # as the ports of layers have them
-    "FP32": "float32", "FP16": "float16", "BF16": "bfloat16", "FP64": "float64", "BOOL": "bool",
-    **{f"{sign}{bits}": f"{'u' * (sign == 'U')}int{bits}" for sign, bits in (("I", 8), ("U", 8), ("I", 16), ("I", 32), ("I", 64))},
 }  # fmt: skip
+PORT_TYPES = {
+    "FP32": "f32",
+    "FP16": "f16",
+    "BF16": "bf16",
+    "FP64": "f64",
+    "BOOL": "boolean",
+}  # and I64 for i64
 STATES = ("ReadValue", "Assign")
-COMPRESSED = ("i8", "u8", "i4", "u4", "u2", "u3", "u6", "nf4", "f4e2m1", "f8e4m3", "f8e5m2")  # types of stored codes
+COMPRESSED = ("i8", "u8", "i4", "u4", "u2", "u3", "u6", "nf4", "f4e2m1", "f8e4m3", "f8e5m2")  # stored codes
 AGAINST_ITSELF = (
-    "gated against itself: OpenVINO alone runs an IR, so that the float original and the artifact are one engine's"
+    "gated against itself: OpenVINO alone runs an IR, so that reference and artifact are one engine's"
 )
 FROM_MODEL = "Give the model that it was converted from (PyTorch, safetensors, ONNX)"
 
@@ -75,9 +79,9 @@ class _Layers:
 def _port(port: ElementTree.Element) -> _Port:
     names = re.split(r"(?<!\\),", port.get("names", ""))
     shape = tuple(int(dim.text or "-1") for dim in port.iterfind("dim"))
-    return _Port(
-        tuple(name.replace("\\,", ",") for name in names if name), port.get("precision", ""), shape
-    )
+    precision = port.get("precision", "")
+    names = tuple(name.replace("\\,", ",") for name in names if name)
+    return _Port(names, PORT_TYPES.get(precision, precision.lower()), shape)
 
 
 def load_openvino(plan: Plan) -> LoadedModel:
@@ -150,8 +154,8 @@ def _refuse_state(types: Mapping[str, int], path: Path) -> None:
     count = types[STATES[0]]
     if any(types[kind] for kind in STATES):
         raise NotUsableError(
-            f"the IR keeps state from call to call ({count} ReadValue), as the KV cache of a language model; an artifact "
-            "of tensors answers each call by itself",
+            f"the IR keeps state from call to call ({count} ReadValue), as the KV cache of a language model, and an "
+            "artifact of tensors answers each call by itself",
             where=str(path),
             hint="Give the model that it was converted from: infer optimize FOLDER of its safetensors, or ORG/NAME",
         )
@@ -160,7 +164,10 @@ def _refuse_state(types: Mapping[str, int], path: Path) -> None:
 def _check_weights(root: ElementTree.Element, path: Path) -> None:
     """Raise `SourceError` where the file of the weights is absent, or ends before what the graph reads."""
     needed = max(
-        (_numbers(d.get("offset")) + _numbers(d.get("size")) for d in root.iterfind(".//layer[@type='Const']/data")),
+        (
+            _numbers(d.get("offset")) + _numbers(d.get("size"))
+            for d in root.iterfind(".//layer[@type='Const']/data")
+        ),
         default=0,
     )
     if not needed:
@@ -191,7 +198,9 @@ def _input(layer: ElementTree.Element, path: Path) -> TensorSpec:
     name = _name(_port(port).names) or layer.get("name", "")
     if "..." in text:
         raise NotUsableError(
-            f"input {name!r} has any number of axes", where=str(path), hint="Convert the model again with its shapes"
+            f"input {name!r} has any number of axes",
+            where=str(path),
+            hint="Convert the model again with its shapes",
         )
     sizes = [part.strip() for part in text.split(",") if part.strip()]
     shape = tuple(int(size) if size.isdecimal() else -1 for size in sizes)
