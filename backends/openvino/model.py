@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from infer.errors import NotUsableError, ResourceError
+from infer.onnx.openvino_ports import input_places, output_places
 from infer.process import spawn
 from infer.spec import TensorSpec
 
@@ -114,11 +115,6 @@ def count_executed_ops(model: Any) -> Counter[str]:
     return Counter({name: n for name, n in counts.items() if name not in ("Const", "Input", "Output")})
 
 
-def _names(port: Any) -> set[str]:
-    """Return the names of an input; of one without any that of its layer."""
-    return set(port.get_names()) or {str(port.get_node().get_friendly_name())}
-
-
 class OpenvinoRunner:
     """Compiled model as a `Runner`. Each thread has a request of its own, so that several may call it at once."""
 
@@ -131,10 +127,8 @@ class OpenvinoRunner:
     ) -> None:
         self.inputs, self.outputs, self.settings = inputs, outputs, settings
         self._model: Any = compiled(model, settings)
-        ports = {name: index for index, port in enumerate(self._model.inputs) for name in _names(port)}
-        self._read = {spec.name: ports[spec.name] for spec in inputs if spec.name in ports}
-        given = {name: index for index, port in enumerate(self._model.outputs) for name in port.get_names()}
-        self._given = {spec.name: given.get(spec.name, index) for index, spec in enumerate(outputs)}
+        self._read = input_places(self._model, [spec.name for spec in inputs])
+        self._given = output_places(self._model, [spec.name for spec in outputs])
         self._local = threading.local()
 
     def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -23,6 +23,7 @@ from ..errors import NotUsableError
 from ..process import child
 from ..process.channel import Channel, ClosedError
 from ..process.spawn import ChildProcess, describe_exit
+from .openvino_ports import input_places, output_places
 
 Runtime = Literal["onnxruntime", "openvino"]  # the package that runs a file
 TITLES: dict[Runtime, str] = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
@@ -47,10 +48,11 @@ class Array(msgspec.Struct, frozen=True):
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):
-    """Request: open this file, to be run with so many threads."""
+    """Request: open this file, to be run for these outputs with so many threads."""
 
     path: str
     runtime: Runtime
+    outputs: tuple[str, ...]
     threads: int
 
 
@@ -61,7 +63,7 @@ class Call(msgspec.Struct, frozen=True, tag=True):
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):
-    """Answer: all outputs in the order of the file; `failure`: what the runtime said instead."""
+    """Answer: the outputs in the order asked for; `failure`: what the runtime said instead."""
 
     arrays: tuple[Array, ...] = ()
     failure: str | None = None
@@ -70,9 +72,13 @@ class Outputs(msgspec.Struct, frozen=True, tag=True):
 class TrialProcess:
     """Runs a file on inputs that it may not take. `died_of`: the shapes of inputs that ended the process."""
 
-    def __init__(self, path: Path, runtime: Runtime, threads: int, seconds: float) -> None:
-        """Take the file, the number of threads, and the seconds after which a call is ended; nothing is started."""
-        self._open = Open(str(path.absolute()), runtime, threads)
+    def __init__(
+        self, path: Path, runtime: Runtime, outputs: Sequence[str], threads: int, seconds: float
+    ) -> None:
+        """Take the file, the names of its outputs, the number of threads, and the seconds after which a call is ended;
+        nothing is started.
+        """
+        self._open = Open(str(path.absolute()), runtime, tuple(outputs), threads)
         self._seconds = seconds
         self._end: Callable[[], object] = lambda: None
         self._channel: Channel[Any] | None = None
@@ -123,13 +129,20 @@ def _opened(opened: Open) -> Callable[[dict[str, np.ndarray]], Sequence[Any]]:
     """Open the file; return what runs it on arrays by name."""
     if opened.runtime == "onnxruntime":
         session = _session(opened)
-        return lambda arrays: session.run(None, arrays)
+        return lambda arrays: session.run(list(opened.outputs), arrays)
     sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
     import openvino
 
     settings = {"INFERENCE_NUM_THREADS": opened.threads, "INFERENCE_PRECISION_HINT": "f32"}
-    request = openvino.Core().compile_model(opened.path, "CPU", settings).create_infer_request()
-    return lambda arrays: [value.copy() for value in request.infer(list(arrays.values())).values()]
+    model = openvino.Core().compile_model(opened.path, "CPU", settings)
+    request, places = model.create_infer_request(), output_places(model, opened.outputs)
+
+    def run(arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
+        read = input_places(model, arrays)
+        results = request.infer({place: arrays[name] for name, place in read.items()})
+        return [results[place].copy() for place in places.values()]
+
+    return run
 
 
 def _session(opened: Open) -> Any:

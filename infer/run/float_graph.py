@@ -157,8 +157,8 @@ def _at_any_length(loaded: load.LoadedModel) -> AbstractContextManager[None]:
 
 def module_of(loaded: load.LoadedModel) -> nn.Module:
     if loaded.module is None:
-        name = {"openvino": "openvino"}.get(loaded.kind, "ort")
-        raise NotUsableError("a file that runs as it is has no torch module", hint=f"Use --backend {name}")
+        graph = OpenvinoGraph if loaded.kind == "openvino" else OnnxGraph
+        raise NotUsableError("a file that runs as it is has no torch module", hint=graph.instead)
     return loaded.module
 
 

@@ -266,7 +266,7 @@ def takes(loaded: LoadedModel) -> InputTrials | None:
     from ..onnx.trial_process import TrialProcess
 
     names, outputs = [spec.name for spec in loaded.inputs], [spec.name for spec in loaded.meta["outputs"]]
-    process = TrialProcess(loaded.file, runtime, torch.get_num_threads(), ort_session.LONGEST_CALL)
+    process = TrialProcess(loaded.file, runtime, outputs, torch.get_num_threads(), ort_session.LONGEST_CALL)
 
     def runs(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
         arrays = {name: inputs[name].contiguous().numpy() for name in names}

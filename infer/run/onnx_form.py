@@ -54,7 +54,7 @@ def choose(
     from ..load import module_copies, onnx_program
 
     try:
-        module = onnx_program.import_onnx(loaded.file)
+        module = onnx_program.import_onnx(loaded.file, loaded.outputs)
     except NotUsableError as error:
         return as_file(loaded, str(error), reporter)
     reporter.found([Finding("load", "form", "torch program", why=f"imported from ONNX: {order['program']}")])

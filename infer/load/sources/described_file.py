@@ -36,14 +36,11 @@ OPTIONAL = frozenset(("token_type_ids",))  # of a text alone they are zeros, whi
 
 def described(plan: Plan, loaded: LoadedModel) -> LoadedModel:
     """Return a file with the task of the folder that describes it, where its tensors are those of the task."""
-    folder = _describing_folder(Path(plan.source))
-    if folder is None or loaded.directory is not None:
-        return loaded
     try:
-        described = _described(plan, loaded, folder)
+        folder = _describing_folder(Path(plan.source))
+        return loaded if folder is None or loaded.directory is not None else _described(plan, loaded, folder)
     except InferError as error:
         return loaded.saying(Finding("load", "task", "tensors", why=str(error)))
-    return described
 
 
 def _describing_folder(path: Path) -> Path | None:

@@ -35,7 +35,7 @@ PORT_TYPES = {
 STATES = ("ReadValue", "Assign")
 COMPRESSED = ("i8", "u8", "i4", "u4", "u2", "u3", "u6", "nf4", "f4e2m1", "f8e4m3", "f8e5m2")  # stored codes
 AGAINST_ITSELF = (
-    "gated against itself: OpenVINO alone runs an IR, so that reference and artifact are one engine's"
+    "gated against itself: OpenVINO, which alone runs an IR, runs both the reference and the artifact"
 )
 FROM_MODEL = "Give the model that it was converted from (PyTorch, safetensors, ONNX)"
 
