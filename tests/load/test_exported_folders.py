@@ -26,11 +26,14 @@ CLASSIFIER = "BertForSequenceClassification"
 
 
 def write(
-    path: Path, inputs: Sequence[str] = IDS, outputs: Sequence[str] = ("logits",), labels: int = 3
+    path: Path,
+    inputs: Sequence[str] = IDS,
+    outputs: Sequence[str] = ("logits",),
+    labels: int = 3,
+    dims: Sequence[str | None] = ("batch_size", "sequence_length"),
 ) -> None:
     """Write a graph of the tensors of a text model, each output a row of `labels` sums over the tokens."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    dims = ["batch_size", "sequence_length"]
     nodes = [
         helper.make_node("Cast", ["input_ids"], ["ids"], to=TensorProto.FLOAT),
         helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
@@ -44,7 +47,7 @@ def write(
         nodes,
         "g",
         [helper.make_tensor_value_info(name, TensorProto.INT64, dims) for name in inputs],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch_size", labels]) for name in outputs],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [dims[0], labels]) for name in outputs],
         [weight],
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
@@ -84,6 +87,14 @@ def test_a_file_takes_the_task_of_the_folder_that_describes_it(tmp_path: Path, f
     assert found.meta["outputs"][0].format() == "logits=float32[batch,3]"
     assert found.sizes["seq"] == (1, 64)
     assert {"config.json", "tokenizer.json"} <= found.files.keys()
+
+
+def test_sizes_without_names_are_named_by_the_task(tmp_path: Path) -> None:
+    describe(tmp_path)
+    write(tmp_path / "model.onnx", dims=(None, None))
+    found = opened(tmp_path)
+    assert {spec.format() for spec in found.inputs} == {f"{name}=int64[batch,seq]" for name in IDS}
+    assert found.meta["outputs"][0].format() == "logits=float32[batch,3]"
 
 
 @pytest.mark.parametrize(
@@ -128,7 +139,7 @@ def test_of_several_files_the_float_one_is_opened_and_said(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("names", "error", "says"),
     [
-        (("a.onnx", "b.onnx"), UsageError, "holds 2 models: a.onnx, b.onnx. Name one: .*a.onnx"),
+        (("a.onnx", "b.onnx"), UsageError, "holds 2 models: a.onnx, b.onnx .*Name one: .*a.onnx"),
         (
             (
                 "encoder_model.onnx",

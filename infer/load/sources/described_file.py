@@ -31,6 +31,7 @@ from .huggingface import carried_files, read_preprocessing, require_transformers
 from .huggingface_class import possible_heads, read_settings
 
 SENTENCE_EMBEDDING = "sentence_embedding"  # of a sentence-transformers model with its pooling
+BY_TOKEN = ("token-classification", "question-answering", "fill-mask")  # tasks with an answer for each token
 OPTIONAL = frozenset(("token_type_ids",))  # of a text alone they are zeros, which a file may have folded
 
 
@@ -81,7 +82,8 @@ def _described(plan: Plan, loaded: LoadedModel, folder: Path) -> LoadedModel:
         for old, new in zip(before.shape, after.shape, strict=True)
         if isinstance(old, str)
     }
-    outputs = tuple(_renamed(spec, renamed) for spec in outputs)
+    tokens = "seq" if model.head.task in BY_TOKEN else ""
+    outputs = tuple(_renamed(spec, renamed, tokens) for spec in outputs)
     sizes = heads.size_bounds(plan, model.config, model.wrapped, inputs)
     task = model.head.task
     meta = metadata(model.config, task, model.sentence, sizes)
@@ -131,6 +133,10 @@ def _model(folder: Path) -> _Model:
 def _fitted(declared: Sequence[TensorSpec], expected: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
     """Return the inputs of a file with the sizes that its task names; raise `NotUsableError` where they are others."""
     known = {spec.name: spec for spec in expected}
+    if "input_ids" in known:  # an encoder of single texts leaves out what is 0 in all of them
+        known |= {
+            name: TensorSpec(name, "int64", known["input_ids"].shape) for name in OPTIONAL - known.keys()
+        }
     names = {spec.name for spec in declared}
     if foreign := sorted(names - known.keys()):
         raise NotUsableError(f"the file takes {', '.join(foreign)}, which its task does not make")
@@ -157,9 +163,13 @@ def _ordered(model: _Model, declared: Sequence[TensorSpec]) -> tuple[TensorSpec,
     return (*first, *(spec for spec in declared if spec not in first))
 
 
-def _renamed(spec: TensorSpec, names: dict[str, int | str]) -> TensorSpec:
-    """Return an output with the sizes that are those of inputs; a first size without a name is the batch."""
+def _renamed(spec: TensorSpec, names: dict[str, int | str], tokens: str) -> TensorSpec:
+    """Return an output with the sizes that are those of inputs; without names the first is the batch, the second
+    `tokens`, where that is given.
+    """
     shape = [names.get(size, size) if isinstance(size, str) else size for size in spec.shape]
     if shape and shape[0] == f"{spec.keyword}_0":
         shape[0] = BATCH
+    if tokens and len(shape) > 1 and shape[1] == f"{spec.keyword}_1":
+        shape[1] = tokens
     return TensorSpec(spec.name, spec.dtype, tuple(shape))
