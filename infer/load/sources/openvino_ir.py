@@ -77,10 +77,10 @@ class _Layers:
 
 
 def _port(port: ElementTree.Element) -> _Port:
-    names = re.split(r"(?<!\\),", port.get("names", ""))
+    parts = re.split(r"(?<!\\),", port.get("names", ""))
     shape = tuple(int(dim.text or "-1") for dim in port.iterfind("dim"))
     precision = port.get("precision", "")
-    names = tuple(name.replace("\\,", ",") for name in names if name)
+    names = tuple(name.replace("\\,", ",") for name in parts if name)
     return _Port(names, PORT_TYPES.get(precision, precision.lower()), shape)
 
 
