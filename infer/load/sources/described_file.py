@@ -15,14 +15,12 @@ from typing import Any
 from torch import nn
 
 from ...errors import InferError, NotUsableError
-from ...hub.choose_files import EXPORTS
 from ...plan import Plan
 from ...spec import BATCH, Finding, TensorSpec
 from .. import heads
 from ..converted_tokenizer import ConvertedTokenizer, convert_tokenizer
 from ..heads.wrappers import Headed, OneChoice, SourceHead
 from ..hf_preprocessor import Preprocessor
-from ..identification.source_names import MODEL_KEYS
 from ..loaded_model import LoadedModel
 from ..model_metadata import head_metadata, metadata, read_json
 from ..sentence_transformers.sentence_folder import SentenceFolder, read_sentence_folder
@@ -35,22 +33,12 @@ BY_TOKEN = ("token-classification", "question-answering", "fill-mask")  # tasks 
 OPTIONAL = frozenset(("token_type_ids",))  # of a text alone they are zeros, which a file may have folded
 
 
-def described(plan: Plan, loaded: LoadedModel) -> LoadedModel:
+def described(plan: Plan, loaded: LoadedModel, folder: Path) -> LoadedModel:
     """Return a file with the task of the folder that describes it, where its tensors are those of the task."""
     try:
-        folder = _describing_folder(Path(plan.source))
-        return loaded if folder is None or loaded.directory is not None else _described(plan, loaded, folder)
+        return _described(plan, loaded, folder)
     except InferError as error:
         return loaded.saying(Finding("load", "task", "tensors", why=str(error)))
-
-
-def _describing_folder(path: Path) -> Path | None:
-    places = (path.parent, path.parent.parent) if path.parent.name in EXPORTS else (path.parent,)
-    for folder in places:
-        config = folder / "config.json"
-        if config.is_file() and MODEL_KEYS & read_json(config).keys():
-            return folder
-    return None
 
 
 @dataclass(frozen=True)
