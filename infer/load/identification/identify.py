@@ -25,7 +25,7 @@ TORCH_OR_NUMPY = ("/data.pkl", "archive_format", "serialized_exported_program.js
 AOTI_FOLDER = "data/aotinductor/"
 # Of an IR: after a byte order mark, the declaration and comments.
 OPENVINO = re.compile(
-    rb"(\xef\xbb\xbf)?\s*(<\?xml[^>]*\?>\s*)?(<!--.*?-->\s*){0,20}<net\b[^>]*\bversion=", re.DOTALL
+    rb"(\xef\xbb\xbf)?\s*(<\?xml[^>]*\?>\s*)?(<!--(?:(?!-->).)*-->\s*){0,20}<net\b[^>]*\bversion=", re.DOTALL
 )
 
 
