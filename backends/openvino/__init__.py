@@ -1,10 +1,12 @@
-"""OpenVINO backend: the program exported to ONNX and converted, our integer weights as its compressed constants.
+"""OpenVINO backend: the program exported to ONNX and converted, our integer weights as its compressed constants. An IR
+of the user's is copied as it is.
 
 No steps of language models: its attention over a paged KV cache takes no cache from outside in place.
 """
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import time
 from collections.abc import Mapping
@@ -17,7 +19,7 @@ from infer import device as hardware
 from infer.coverage import Coverage
 from infer.errors import ArtifactError, NotUsableError
 from infer.graph import storage
-from infer.graph.program import Graph, OnnxGraph
+from infer.graph.program import Graph, OnnxGraph, OpenvinoGraph
 from infer.onnx import decompositions, packages
 from infer.onnx import export as exporter
 from infer.onnx.layers.operands import group_of_any_table
@@ -52,7 +54,7 @@ def missing() -> str | None:
 
 
 def refuses(graph: Graph, plan: Plan) -> str | None:
-    """Refuse GPUs, steps of language models, bfloat16 without units for it, and formats that no ONNX source takes."""
+    """Refuse GPUs, steps of language models, bfloat16 without units for it, and formats that a file does not take."""
     if not plan.device.startswith("cpu"):
         return f"OpenVINO runs on CPUs only here, not on {plan.device}"
     if any(spec.name in ("state_cache", "kv_cache") for spec in graph.inputs):
@@ -63,10 +65,24 @@ def refuses(graph: Graph, plan: Plan) -> str | None:
         return "this CPU has no bfloat16 units (AVX-512 BF16 or AMX); use --dtype fp32"
     if plan.quant == "int8:static" and not hardware.has_vnni():
         return "int8 products saturate on a CPU without VNNI and give wrong sums; use --quant int8"
+    if isinstance(graph, OpenvinoGraph):
+        return _ir_refusal(plan)
     if isinstance(graph, OnnxGraph):
         from infer.onnx.source import onnx_source
 
         return onnx_source.refusal(graph, plan)
+    return None
+
+
+def _ir_refusal(plan: Plan) -> str | None:
+    """Return why the plan's format or dtype can't be given to an IR, which is copied as it is."""
+    if plan.quant != "none":
+        return (
+            f"an OpenVINO IR runs as it is, with --quant none: {plan.quant} is chosen layer by layer on the model that "
+            "it was converted from, so give that one"
+        )
+    if plan.dtype not in ("float32", "auto"):
+        return f"an OpenVINO IR keeps its own dtype; --dtype {plan.dtype} needs the model that it was converted from"
     return None
 
 
@@ -88,20 +104,16 @@ def layer_form(tensors: Mapping[str, torch.Tensor]) -> LayerForm | None:
 
 def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     """Write compiled/model.xml, its weights and its settings; the findings list the layers that OpenVINO runs."""
-    path, layers, coverage = folder / MODEL, LayerConverter(), None
+    path, layers = folder / MODEL, LayerConverter()
+    coverage: Coverage | None = None
     more_exact: tuple[tuple[str, str], ...] = ()
     path.parent.mkdir(parents=True, exist_ok=True)
     precision = "bf16" if plan.dtype == "bfloat16" else "f32"
-    with tempfile.TemporaryDirectory(dir=path.parent) as work:
-        source = Path(work) / "model.onnx"
-        if isinstance(graph, OnnxGraph):
-            coverage, more_exact = _write_file(graph, plan, source)
-            require_compilable(source, NumericSettings(precision))  # no exporter of torch has seen it
-        else:
-            exporter.save(exporter.to_ir(graph), source)
-        model = read_converted_model(source, layers)
-        library().save_model(model, path, compress_to_fp16=False)
-        del model  # maps the file
+    if isinstance(graph, OpenvinoGraph):
+        _copy_ir(graph.path, path)
+        require_compilable(path, NumericSettings(precision))  # anyone may have written it
+    else:
+        coverage, more_exact = _convert(graph, plan, path, layers, precision)
     settings = NumericSettings(precision, layers.group, layers.num_static > 0, coverage is not None)
     (folder / SETTINGS).write_bytes(msgspec.json.encode(settings))
     start = time.perf_counter()
@@ -121,6 +133,35 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
     if layers.columns or layers.groups:
         findings.append(_group_finding(layers))
     return Lowered(findings, coverage, more_exact)
+
+
+def _convert(
+    graph: Graph, plan: Plan, path: Path, layers: LayerConverter, precision: str
+) -> tuple[Coverage | None, tuple[tuple[str, str], ...]]:
+    """Write the IR of a program or of an ONNX source, by way of an ONNX file, with its coverage and `more_exact`."""
+    coverage: Coverage | None = None
+    more_exact: tuple[tuple[str, str], ...] = ()
+    with tempfile.TemporaryDirectory(dir=path.parent) as work:
+        source = Path(work) / "model.onnx"
+        if isinstance(graph, OnnxGraph):
+            coverage, more_exact = _write_file(graph, plan, source)
+            require_compilable(source, NumericSettings(precision))  # no exporter of torch has seen it
+        else:
+            exporter.save(exporter.to_ir(graph), source)
+        model = read_converted_model(source, layers)
+        library().save_model(model, path, compress_to_fp16=False)
+        del model  # maps the file
+    return coverage, more_exact
+
+
+def _copy_ir(source: Path, path: Path) -> None:
+    """Copy an IR and its weights, which one without any weights lacks."""
+    shutil.copyfile(source, path)
+    weights = source.with_suffix(".bin")
+    if weights.is_file():
+        shutil.copyfile(weights, path.with_suffix(".bin"))
+    else:
+        path.with_suffix(".bin").touch()
 
 
 def _write_file(

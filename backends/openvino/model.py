@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from infer.errors import NotUsableError, ResourceError
+from infer.onnx.openvino_ports import input_places, output_places
 from infer.process import spawn
 from infer.spec import TensorSpec
 
@@ -126,9 +127,8 @@ class OpenvinoRunner:
     ) -> None:
         self.inputs, self.outputs, self.settings = inputs, outputs, settings
         self._model: Any = compiled(model, settings)
-        known = {name for port in self._model.inputs for name in port.get_names()}
-        self._read = [spec.name for spec in inputs if spec.name in known]
-        self._names = [spec.name for spec in outputs]
+        self._read = input_places(self._model, [spec.name for spec in inputs])
+        self._given = output_places(self._model, [spec.name for spec in outputs])
         self._local = threading.local()
 
     def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -141,7 +141,7 @@ class OpenvinoRunner:
         request = getattr(self._local, "request", None)
         if request is None:
             request = self._local.request = self._model.create_infer_request()
-        feeds = {name: arrays[name] for name in self._read}
+        feeds = {index: arrays[name] for name, index in self._read.items()}
         try:
             # Shared, an input that an output is made of without a copy is written to at a later call.
             results = request.infer(feeds, share_inputs=False, share_outputs=False)
@@ -151,7 +151,7 @@ class OpenvinoRunner:
                     f"out of memory: {clean_error_message(error)}", hint="Send smaller batches"
                 ) from error
             raise
-        return {name: results[index] for index, name in enumerate(self._names)}
+        return {name: results[index] for name, index in self._given.items()}
 
     def close(self) -> None:
         self._local = threading.local()

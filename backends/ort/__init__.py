@@ -18,7 +18,7 @@ from infer import device as hardware
 from infer.distribution import install
 from infer.errors import ArtifactError, NotUsableError
 from infer.graph import storage
-from infer.graph.program import Graph, OnnxGraph, TorchGraph
+from infer.graph.program import Graph, OnnxGraph, OpenvinoGraph, TorchGraph
 from infer.onnx import decompositions, ort_session, packages
 from infer.onnx import export as exporter
 from infer.onnx.layers import operands, paged_attention_node
@@ -82,6 +82,8 @@ def refuses(graph: Graph, plan: Plan) -> str | None:
         return "layers with state of their own have no ONNX form here; use --backend inductor or eager"
     if reason := decompositions.refused(graph.nodes):
         return reason
+    if isinstance(graph, OpenvinoGraph):
+        return graph.no_program
     if plan.device.startswith("cuda"):
         import onnxruntime
 

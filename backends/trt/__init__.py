@@ -21,7 +21,7 @@ from infer import device as hardware
 from infer.distribution import install
 from infer.errors import NotUsableError
 from infer.graph import storage
-from infer.graph.program import Graph, OnnxGraph
+from infer.graph.program import Graph, OnnxGraph, OpenvinoGraph
 from infer.onnx import decompositions, packages
 from infer.plan import Plan
 from infer.results import Lowered
@@ -99,6 +99,8 @@ class TrtBackend:
             return reason
         if reason := decompositions.refused(graph.nodes):
             return reason
+        if isinstance(graph, OpenvinoGraph):
+            return graph.no_program
         if isinstance(graph, OnnxGraph) and plan.quant != "none":
             return f"an ONNX source takes --quant none here; {plan.quant} needs the PyTorch model"
         return None

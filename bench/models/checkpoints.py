@@ -26,6 +26,7 @@ from infer.plan import Plan
 from tests.support.foreign_files import FOREIGN as CASES
 from tests.support.foreign_files import Maker, packed, text
 from tests.support.foreign_files import folder as folder_of
+from tests.support.openvino_files import write_ir
 
 TITLE = "Checkpoints"
 COLUMNS = ("opens",)
@@ -173,6 +174,12 @@ def sklearn_onnx(folder: Path) -> Path:
     return folder / "model.onnx"
 
 
+def openvino_ir(folder: Path) -> Path:
+    """Write an OpenVINO IR, and return its XML."""
+    write_ir(folder / "model.xml")
+    return folder / "model.xml"
+
+
 def quantized_onnx(folder: Path) -> Path:
     """Write a product with QuantizeLinear and DequantizeLinear around it."""
     from onnx import TensorProto, helper, numpy_helper, save
@@ -253,7 +260,6 @@ def diffusers_model(name: str) -> Callable[[Path], Cells]:
 NOISE = bytes(range(200, 250))
 # Title of the row → the name that the file has, and what is in it.
 FOREIGN: dict[str, tuple[str, Maker]] = {
-    "OpenVINO .xml": ("model.xml", CASES["openvino"][0]),
     "TensorFlow Lite .tflite": ("model.tflite", CASES["tflite"][0]),
     "TensorFlow frozen .pb": ("model.pb", CASES["frozen graph"][0]),
     "TensorFlow SavedModel": ("model", CASES["saved model folder"][0]),
@@ -323,6 +329,7 @@ ENTRIES: dict[str, Callable[[Path], Cells]] = {
     "an index without its shards": foreign(index_alone),
     "ONNX of scikit-learn": onnx_file(sklearn_onnx),
     "ONNX with QuantizeLinear": onnx_file(quantized_onnx),
+    "OpenVINO .xml": onnx_file(openvino_ir),
     **{title: foreign(written(*file)) for title, file in FOREIGN.items()},
     "diffusers folder": foreign(diffusers_folders.write_pipeline),
     **{f"its {name}": diffusers_model(name) for name in ("unet", "vae", "text_encoder")},

@@ -29,7 +29,7 @@ def export(
     force: Annotated[bool, typer.Option(help="replace an existing output")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write SOURCE as a GGUF file, a Hugging Face folder or an ONNX graph, and check it by reading it back."""
+    """Write SOURCE as a GGUF file or a Hugging Face folder, checked by reading it back, or as an ONNX folder."""
     from ..export import export_model
     from . import output as printed
 

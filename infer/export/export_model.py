@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from .. import load as sources
-from ..artifact import store
-from ..errors import BusyError, InferError, NotUsableError, UsageError, unknown
+from ..errors import BusyError, InferError, NotUsableError, unknown
 from ..load.gguf import open_gguf
 from ..load.gguf.header import read_gguf_header
 from ..load.model_metadata import read_json
@@ -35,6 +34,7 @@ from .gguf_metadata import (
 from .gguf_tensors import TensorWriter
 from .gguf_vocabulary import vocabulary_metadata
 from .gguf_writer import KEEP, TYPES, OutputTensor, flat_rows, write_gguf
+from .onnx_folder import write_onnx_folder
 from .packed_linears import PACKED
 from .stored_rows import BOUND
 
@@ -70,7 +70,7 @@ def export_model(
     with tempfile.TemporaryDirectory(dir=output.absolute().parent, prefix=".export-") as work:
         made = Path(work) / output.name
         if form == "onnx":
-            found = _onnx(Path(source), made)
+            found = write_onnx_folder(Path(source), made)
         else:
             opened = _open(source)
             kind = kind or (KEEP if opened.quantized and KEEP in FORMS[form] else DEFAULTS[form])
@@ -205,23 +205,3 @@ def _folder(source: _Source, folder: Path, kind: str) -> list[Finding]:
     if (kind in PACKED or kind == KEEP) and not count:
         raise NotUsableError(f"no Linear layer of this model has whole groups of columns for {kind}")
     return [Finding("export", "folder", size / 1e6, "MB", why), *writer.report.findings()]
-
-
-def _onnx(artifact: Path, folder: Path) -> list[Finding]:
-    """Copy the ONNX graph of an artifact that ONNX Runtime runs."""
-    if not artifact.is_dir() or not (artifact / store.MANIFEST).is_file():
-        raise UsageError(
-            "expected an artifact for --to onnx, got another source",
-            where=str(artifact),
-            hint="Make one: infer optimize SOURCE --backend ort",
-        )
-    manifest = store.read_manifest(artifact)
-    if manifest.backend != "ort":
-        raise NotUsableError(
-            f"the artifact is compiled for {manifest.backend}, and only ort has an ONNX graph",
-            where=str(artifact),
-            hint="Make one: infer optimize SOURCE --backend ort",
-        )
-    shutil.copytree(artifact / "compiled", folder)
-    size = sum(path.stat().st_size for path in folder.iterdir())
-    return [Finding("export", "ONNX", size / 1e6, "MB", "the graph and weights that ONNX Runtime runs")]

@@ -34,7 +34,7 @@ class Signature(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Graph(ABC):
-    """A captured model: what its three kinds (`TorchGraph`, `OnnxGraph`, `StreamedGraph`) have in common."""
+    """A captured model: what its kinds (`TorchGraph`, `OnnxGraph`, `OpenvinoGraph`, `StreamedGraph`) share."""
 
     instead: ClassVar[str] = ""  # what to do where a torch program is needed and there is none
     inputs: tuple[TensorSpec, ...]
@@ -47,7 +47,7 @@ class Graph(ABC):
 
     @property
     def file(self) -> Path | None:
-        """The user's ONNX file, which ONNX Runtime runs as the reference; None for a torch source."""
+        """The user's file, which its own runtime runs as the reference; None for a torch source."""
         return None
 
     @property
@@ -115,7 +115,21 @@ class TorchGraph(Graph):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnnxGraph(Graph):
+class FileGraph(Graph):
+    """A file of a runtime that runs as it is: an ONNX file, an OpenVINO IR."""
+
+    path: Path
+
+    @property
+    def file(self) -> Path | None:
+        return self.path
+
+    def callable(self) -> Callable[..., list[Tensor]]:
+        raise NotUsableError(self.no_program, hint=self.instead)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnnxGraph(FileGraph):
     """An ONNX file that runs as it is.
 
     `unimported`: why it is no torch program. `calibration`: rows for its activation ranges; they judge nothing.
@@ -123,21 +137,24 @@ class OnnxGraph(Graph):
 
     instead = "Use --backend ort"
 
-    path: Path
     unimported: str = ""
     calibration: Mapping[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def file(self) -> Path | None:
-        return self.path
 
     @property
     def no_program(self) -> str:
         why = f": {self.unimported}" if self.unimported else ""
         return f"the source is an ONNX graph, which has no torch program{why}"
 
-    def callable(self) -> Callable[..., list[Tensor]]:
-        raise NotUsableError(self.no_program, hint=self.instead)
+
+@dataclass(frozen=True, kw_only=True)
+class OpenvinoGraph(FileGraph):
+    """An OpenVINO IR that runs as it is: no other engine reads one."""
+
+    instead = "Use --backend openvino"
+
+    @property
+    def no_program(self) -> str:
+        return "the source is an OpenVINO IR, which OpenVINO alone runs"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Files of a repository that one source needs: never two formats of the same weights.
 
-Safetensors come before pickles, both before GGUF, that before ONNX. With the weights come the small files that say what
-they are: configuration, tokenizer, chat template.
+Safetensors come before pickles, both before GGUF, that before ONNX, that before an OpenVINO IR. With the weights come
+the small files that say what they are: configuration, tokenizer, chat template.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ PICKLE_STEMS = ("pytorch_model", "diffusion_pytorch_model")
 # Other forms of weights that lie beside them: of half precision, of Mistral's own names, of adapters.
 VARIANTS = re.compile(r"\.(fp16|bf16|fp32|ema|non_ema)[.-]|^consolidated|^adapter_model|^training_args")
 CHECKPOINTS = (".pt", ".pth", ".ckpt", ".pt2", ".bin", ".npz")
+EXPORTED = ("model", "openvino_model")  # stems of the whole model in float, as Optimum names it
+EXPORTS = ("onnx", "openvino")  # folders of such files; what describes them lies beside the folder
 QUANTIZED = re.compile(r"(?i)(?<![a-z0-9])(I?Q\d\w*|TQ\d_\d|MXFP4\w*|BF16|F16|F32)(?=[.-])")
 BESIDE_GGUF = re.compile(r"(?i)^(mmproj|.*imatrix)")
 PREFERRED = (
@@ -75,8 +77,8 @@ def _choose_inside(name: HubName, inside: Collection[str]) -> Choice:
         return Choice((*weights, *_side_files(folders, inside, weights)))
     if any(path.endswith(".gguf") for path in inside):
         return _gguf(name, inside)
-    if onnx := [path for path in inside if path.endswith(".onnx")]:
-        return _onnx(name, onnx, inside)
+    if exported := [path for path in inside if path.endswith(".onnx")] or _irs(inside):
+        return _exported(name, exported, inside)
     return _checkpoint(name, inside)
 
 
@@ -139,26 +141,48 @@ def _gguf(name: HubName, inside: Collection[str]) -> Choice:
     return Choice(tuple(labels[label]), labels[label][0], "" if name.variant else why)
 
 
-def _onnx(name: HubName, models: Collection[str], inside: Collection[str]) -> Choice:
-    """Choose the one ONNX file, or model.onnx of several; with the data that lies outside it."""
-    usual = [path for path in models if PurePosixPath(path).name == "model.onnx"]
+def _irs(inside: Collection[str]) -> list[str]:
+    """List the OpenVINO IRs: graphs that have their weights beside them; tokenizers are none."""
+    return [
+        path
+        for path in inside
+        if path.endswith(".xml")
+        and path.removesuffix("xml") + "bin" in inside
+        and not path.endswith("tokenizer.xml")
+    ]
+
+
+def _exported(name: HubName, models: Collection[str], inside: Collection[str]) -> Choice:
+    """Choose the one file of an exporter, or the whole float model of several; with what belongs to it."""
+    usual = [path for path in models if PurePosixPath(path).stem in EXPORTED]
     if len(models) > 1 and len(usual) != 1:
         raise _several(name, models)
     path = usual[0] if usual else next(iter(models))
     others = len(models) - 1
-    why = f"one of {others + 1} ONNX files; another by {PREFIX}{name.repo}/FILE" if others else ""
-    return Choice(_with_data(path, inside), path, why)
+    kind = "ONNX files" if path.endswith(".onnx") else "OpenVINO IRs"
+    why = f"one of {others + 1} {kind}; another by {PREFIX}{name.repo}/FILE" if others else ""
+    return Choice(_with_companions(path, inside), path, why)
 
 
-def _with_data(path: str, inside: Collection[str]) -> tuple[str, ...]:
-    """Return an ONNX file and its external data: model.onnx_data, model.onnx.data, model.onnx_data_1, model.data."""
-    data = re.compile(rf"{re.escape(path)}[._]data(_\d+)?|{re.escape(path.removesuffix('.onnx'))}\.data")
-    return (path, *sorted(other for other in inside if data.fullmatch(other)))
+def _with_companions(path: str, inside: Collection[str]) -> tuple[str, ...]:
+    """Return the file of an exporter with its data, and the files that describe it.
+
+    Data: model.onnx_data, model.onnx.data, model.onnx_data_1, model.data; of an IR the .bin.
+    """
+    stem, _, suffix = path.rpartition(".")
+    data = re.compile(rf"{re.escape(path)}[._]data(_\d+)?|{re.escape(stem)}\.data")
+    found = {
+        other for other in inside if data.fullmatch(other) or (suffix == "xml" and other == f"{stem}.bin")
+    }
+    folder = PurePosixPath(path).parent
+    beside = folder.parent if folder.name in EXPORTS else folder
+    described = "" if str(beside) == "." else f"{beside}/"
+    return (path, *sorted(found), *_side_files([described], inside, found))
 
 
 def _one_file(path: str, held: Collection[str]) -> Choice:
-    if path.endswith(".onnx"):
-        return Choice(_with_data(path, held), path)
+    if path.endswith(".onnx") or path in _irs(held):
+        return Choice(_with_companions(path, held), path)
     stem, _, suffix = path.rpartition(".")
     if suffix == "gguf" and SHARD.search(stem):
         whole = SHARD.sub("", stem)
@@ -177,7 +201,7 @@ def _checkpoint(name: HubName, inside: Collection[str]) -> Choice:
     raise SourceError(
         f"the repository has no weights in a format that is opened here; it holds {_some(inside)}",
         where=str(name),
-        hint="Known: safetensors, pytorch_model.bin, GGUF, ONNX, .pt",
+        hint="Known: safetensors, pytorch_model.bin, GGUF, ONNX, OpenVINO IR, .pt",
     )
 
 

@@ -24,8 +24,9 @@ class LoadedModel:
     Parameters of `module` are on the meta device while `checkpoint` is set; `fill` gives them their values.
     """
 
-    kind: str  # "state-dict" | "module" | "torchscript" | "exported" | "safetensors" | "huggingface" | "gguf" | "onnx"
-    module: nn.Module | None  # None for onnx that runs as it is
+    # "state-dict", "module", "torchscript", "exported", "safetensors", "huggingface", "gguf", "onnx", "openvino"
+    kind: str
+    module: nn.Module | None  # None for a file that runs as it is
     checkpoint: Checkpoint | None
     inputs: tuple[TensorSpec, ...]
     samples: Mapping[str, Tensor]  # real inputs, batch first
@@ -47,7 +48,7 @@ class LoadedModel:
     )  # more rows for --recover; none of them judges
     load: str = "meta"  # how `fill` gives the weights, "auto" resolved
     own_names: Checkpoint | None = None  # the weights by the names of their file, before those of the library
-    onnx: Path | None = None
+    file: Path | None = None  # that runs as it is: an ONNX file, an OpenVINO IR
     operator_seconds: dict[str, float] = field(
         default_factory=dict
     )  # of a call of an ONNX file, by type, once it was timed
@@ -62,7 +63,7 @@ class LoadedModel:
     decode_greedily: Callable[[Mapping[str, Tensor]], Tensor] | None = None
     findings: tuple[Finding, ...] = ()
     limitations: tuple[str, ...] = ()  # sentences of the verdict on what was given up
-    directory: OwnedFolder | None = None  # of `files`, or of an `onnx` that was changed
+    directory: OwnedFolder | None = None  # of `files`, or of a `file` that was changed
     called: nn.Module | None = None  # what its user calls by keyword, where `module` was made of it
     rebuild: Callable[[], nn.Module] | None = (
         None  # the module anew, before `fill`, without opening the source

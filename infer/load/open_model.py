@@ -13,7 +13,7 @@ from ..plan import Plan
 from ..reporter import Reporter
 from ..spec import DECODER_IDS, Finding
 from .identification.identify import STATE_DICTS, Identified, identify
-from .identification.source_names import is_library_name, is_user_module, whole_source
+from .identification.source_names import describing_folder, is_library_name, is_user_module, whole_source
 from .input_specs import bounds, resolve_inputs
 from .loaded_model import LoadedModel
 from .samples import read_samples
@@ -82,6 +82,8 @@ def _identify_and_open(plan: Plan, reporter: Reporter | None) -> tuple[Plan, Loa
     if not is_user_module(plan.source):
         plan = plan.with_(source=str(whole_source(fetched.path)))
     identified = identify(Path(plan.source))
+    if identified.file is not None:
+        plan = plan.with_(source=str(identified.file))
     if identified.code and not plan.trust_code:
         raise _untrusted(plan, identified)
     loaded, user_module = _open(plan, identified)
@@ -123,7 +125,11 @@ def _open(plan: Plan, identified: Identified) -> tuple[LoadedModel, UserModule |
     if identified.kind == "onnx":
         from .sources.onnx_file import load_onnx
 
-        return load_onnx(plan), user_module
+        return _described(plan, load_onnx(plan)), user_module
+    if identified.kind == "openvino":
+        from .sources.openvino_ir import load_openvino
+
+        return _described(plan, load_openvino(plan)), user_module
     if identified.kind == "torchscript":
         from .sources.torchscript import load_torchscript
 
@@ -137,6 +143,16 @@ def _open(plan: Plan, identified: Identified) -> tuple[LoadedModel, UserModule |
 
         return load_pickled(plan, user_module), user_module
     raise UsageError(f"can't open a source of kind {identified.kind!r}", where=plan.source)
+
+
+def _described(plan: Plan, loaded: LoadedModel) -> LoadedModel:
+    """Give a file the task of the folder that describes it, where one does."""
+    folder = describing_folder(Path(plan.source))
+    if folder is None or loaded.directory is not None:
+        return loaded
+    from .sources.described_file import described
+
+    return described(plan, loaded, folder)
 
 
 def _load_folder(plan: Plan, kind: str) -> LoadedModel:

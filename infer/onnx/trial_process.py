@@ -1,8 +1,9 @@
-"""ONNX Runtime in a process of its own, for inputs of which nobody knows whether the file takes them.
+"""A runtime in a process of its own, for inputs of which nobody knows whether the file takes them.
 
 On inputs that it does not take ONNX Runtime 1.31 may end its whole process: the reshape of a tensor without values
-divides by zero (SIGFPE). The process opens the file as it is written, without optimizations of the graph, and imports
-no torch, so that it answers after a third of a second. It is started with the first inputs, again after its death.
+divides by zero (SIGFPE). The process opens an ONNX file as it is written, without optimizations of the graph, an IR in
+OpenVINO, and imports no torch, so that it answers after a third of a second. It is started with the first inputs, again
+after its death.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -22,6 +23,10 @@ from ..errors import NotUsableError
 from ..process import child
 from ..process.channel import Channel, ClosedError
 from ..process.spawn import ChildProcess, describe_exit
+from .openvino_ports import input_places, output_places
+
+Runtime = Literal["onnxruntime", "openvino"]  # the package that runs a file
+TITLES: dict[Runtime, str] = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 
 
 class Array(msgspec.Struct, frozen=True):
@@ -43,9 +48,11 @@ class Array(msgspec.Struct, frozen=True):
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):
-    """Request: open this file, to be run with so many threads."""
+    """Request: open this file, to be run for these outputs with so many threads."""
 
     path: str
+    runtime: Runtime
+    outputs: tuple[str, ...]
     threads: int
 
 
@@ -56,18 +63,22 @@ class Call(msgspec.Struct, frozen=True, tag=True):
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):
-    """Answer: all outputs in the order of the file; `failure`: what ONNX Runtime said instead."""
+    """Answer: the outputs in the order asked for; `failure`: what the runtime said instead."""
 
     arrays: tuple[Array, ...] = ()
     failure: str | None = None
 
 
 class TrialProcess:
-    """Runs an ONNX file on inputs that it may not take. `died_of`: the shapes of inputs that ended the process."""
+    """Runs a file on inputs that it may not take. `died_of`: the shapes of inputs that ended the process."""
 
-    def __init__(self, path: Path, threads: int, seconds: float) -> None:
-        """Take the file, the number of threads, and the seconds after which a call is ended; nothing is started."""
-        self._open = Open(str(path.absolute()), threads)
+    def __init__(
+        self, path: Path, runtime: Runtime, outputs: Sequence[str], threads: int, seconds: float
+    ) -> None:
+        """Take the file, the names of its outputs, the number of threads, and the seconds after which a call is ended;
+        nothing is started.
+        """
+        self._open = Open(str(path.absolute()), runtime, tuple(outputs), threads)
         self._seconds = seconds
         self._end: Callable[[], object] = lambda: None
         self._channel: Channel[Any] | None = None
@@ -99,6 +110,7 @@ class TrialProcess:
     def _start(self) -> Channel[Any]:
         from .ort_session import clean_error_message  # with torch, which this side has imported
 
+        title = TITLES[self._open.runtime]
         process = ChildProcess(__name__, Outputs, output=subprocess.DEVNULL)
         self._end = weakref.finalize(self, process.kill)
         try:
@@ -106,11 +118,31 @@ class TrialProcess:
             opened: Outputs | None = process.channel.receive()
         except ClosedError as error:
             how = describe_exit(process.wait() or 0)
-            raise NotUsableError(f"ONNX Runtime's process ended on opening the model: {how}") from error
+            raise NotUsableError(f"{title}'s process ended on opening the model: {how}") from error
         if opened is not None and opened.failure is not None:
-            raise NotUsableError(f"ONNX Runtime refuses the model: {clean_error_message(opened.failure)}")
+            raise NotUsableError(f"{title} refuses the model: {clean_error_message(opened.failure)}")
         self._channel = process.channel
         return process.channel
+
+
+def _opened(opened: Open) -> Callable[[dict[str, np.ndarray]], Sequence[Any]]:
+    """Open the file; return what runs it on arrays by name."""
+    if opened.runtime == "onnxruntime":
+        session = _session(opened)
+        return lambda arrays: session.run(list(opened.outputs), arrays)
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
+    import openvino
+
+    settings = {"INFERENCE_NUM_THREADS": opened.threads, "INFERENCE_PRECISION_HINT": "f32"}
+    model = openvino.Core().compile_model(opened.path, "CPU", settings)
+    request, places = model.create_infer_request(), output_places(model, opened.outputs)
+
+    def run(arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
+        read = input_places(model, arrays)
+        results = request.infer({place: arrays[name] for name, place in read.items()})
+        return [results[place].copy() for place in places.values()]
+
+    return run
 
 
 def _session(opened: Open) -> Any:
@@ -129,14 +161,14 @@ def _serve(channel: Channel[Any]) -> None:
     if not isinstance(opened, Open):
         return
     try:
-        session = _session(opened)
+        run = _opened(opened)
     except Exception as error:  # noqa: BLE001 - its classes share no base
         channel.send(Outputs(failure=str(error)))
         return
     channel.send(Outputs())
     while isinstance(call := channel.receive(), Call):
         try:
-            arrays = session.run(None, {name: array.unpacked() for name, array in call.inputs.items()})
+            arrays = run({name: array.unpacked() for name, array in call.inputs.items()})
             answer = Outputs(tuple(map(Array.of, arrays)))
         except Exception as error:  # noqa: BLE001 - as above; the other side sorts them
             answer = Outputs(failure=str(error))

@@ -14,7 +14,7 @@ from ..compress import assign
 from ..coverage import enforce
 from ..errors import NotUsableError
 from ..graph import capture
-from ..graph.program import Graph, OnnxGraph, StreamedGraph, TorchGraph
+from ..graph.program import FileGraph, Graph, StreamedGraph, TorchGraph
 from ..plan import Plan
 from ..reporter import Reporter
 from ..spec import DTYPES, Finding
@@ -45,7 +45,7 @@ def make_assignment(
         head=None if decoder is None else decoder.get_output_embeddings(),  # type: ignore[operator]
         training=loaded.training,
     )
-    if stats is None and not isinstance(original.graph, OnnxGraph):
+    if stats is None and not isinstance(original.graph, FileGraph):
         stats = assign.collect_statistics(plan, real, reporter)
     return assign.Assignment(plan, real, reporter, stats)
 
@@ -61,7 +61,7 @@ def compress_model(
     as a step. The model of `last` is taken over where it has the same formats.
     """
     reporter, graph = reporter or Reporter(), original.graph
-    if isinstance(graph, OnnxGraph):
+    if isinstance(graph, FileGraph):
         return Compressed(graph, None)
     unchanged = plan.quant == "none" and plan.dtype in ("float32", "tf32")
     if unchanged and not isinstance(graph, StreamedGraph):

@@ -11,7 +11,7 @@ from torch import nn
 from .. import carried_state, compress, load
 from ..errors import NotUsableError, SourceError, UsageError
 from ..graph import capture, fixed_sizes
-from ..graph.program import Graph, OnnxGraph, StreamedGraph, TorchGraph
+from ..graph.program import Graph, OnnxGraph, OpenvinoGraph, StreamedGraph, TorchGraph
 from ..llm.step.step_shape import StepShape
 from ..load import module_copies
 from ..options.values import HIDDEN_STATES
@@ -48,7 +48,7 @@ class Original:
 
     @property
     def module(self) -> nn.Module:
-        """The float module; raises `NotUsableError` for an ONNX source."""
+        """The float module; raises `NotUsableError` for a file that runs as it is."""
         return module_of(self.loaded)
 
     @property
@@ -75,7 +75,7 @@ def capture_original(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -
     try:
         graph = float_graph(loaded, reporter)
     except (NotUsableError, SourceError) as error:
-        if loaded.onnx is None or loaded.module is None:
+        if loaded.file is None or loaded.module is None:
             raise
         loaded = as_file(loaded, str(error), reporter)
         graph = float_graph(loaded, reporter)
@@ -107,11 +107,14 @@ def _mode(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -> LlmMode:
 
 def float_graph(loaded: load.LoadedModel, reporter: Reporter | None = None) -> Graph:
     """Capture the float model; a finding says which sizes had to be fixed."""
-    if loaded.onnx is not None and loaded.module is None:
+    if loaded.file is not None and loaded.module is None:
         outputs = tuple(loaded.meta.get("outputs", ()))
+        common = (loaded.inputs, outputs, loaded.samples, loaded.sizes, loaded.task, loaded.multiples)
+        if loaded.kind == "openvino":
+            return OpenvinoGraph(*common, path=loaded.file)
         return OnnxGraph(
-            *(loaded.inputs, outputs, loaded.samples, loaded.sizes, loaded.task, loaded.multiples),
-            path=loaded.onnx,
+            *common,
+            path=loaded.file,
             unimported=loaded.meta.get("unimported", ""),
             calibration=loaded.calibration,
         )
@@ -133,7 +136,7 @@ def float_graph(loaded: load.LoadedModel, reporter: Reporter | None = None) -> G
         stepped = graph.multiples != loaded.multiples
         how = "narrower" if graph.asserts else "multiples" if stepped else "fixed"
         (reporter or Reporter()).found([Finding("capture", "sizes", how, why=graph.fixed)])
-    return graph if loaded.onnx is None else replace(graph, imported=loaded.onnx)
+    return graph if loaded.file is None else replace(graph, imported=loaded.file)
 
 
 def as_file(loaded: load.LoadedModel, why: str, reporter: Reporter) -> load.LoadedModel:
@@ -154,7 +157,8 @@ def _at_any_length(loaded: load.LoadedModel) -> AbstractContextManager[None]:
 
 def module_of(loaded: load.LoadedModel) -> nn.Module:
     if loaded.module is None:
-        raise NotUsableError("an ONNX source has no torch module", hint="Use --backend ort")
+        graph = OpenvinoGraph if loaded.kind == "openvino" else OnnxGraph
+        raise NotUsableError("a file that runs as it is has no torch module", hint=graph.instead)
     return loaded.module
 
 

@@ -1,8 +1,9 @@
 """The float original in the forms that trials are compared with and timed against.
 
 What outputs are compared with shares no graph, optimizer or engine with what is judged: it is the user's own module,
-called as its users call it, and of an ONNX file ONNX Runtime on the CPU with every graph optimization off. What
-times are compared with is what the user has today, and the float graph on the backends tried.
+called as its users call it, and of an ONNX file ONNX Runtime on the CPU with every graph optimization off. An IR has no
+engine but OpenVINO, which runs the user's file beside the artifact. What times are compared with is what the user has
+today, and the float graph on the backends tried.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,22 @@ from torch import Tensor, nn
 from .. import latency, library_errors, plugins, rows
 from ..errors import InferError, NotUsableError, ResourceError
 from ..graph import encoder_decoder_graphs, row_independence, storage
-from ..graph.program import ENCODER, Graph, OnnxGraph, StreamedGraph, TorchGraph, flatten, plain_call
+from ..graph.program import (
+    ENCODER,
+    Graph,
+    OnnxGraph,
+    OpenvinoGraph,
+    StreamedGraph,
+    TorchGraph,
+    flatten,
+    plain_call,
+)
 from ..graph.row_independence import Joining
 from ..llm.step.step_shape import StepShape
 from ..load.loaded_model import LoadedModel
 from ..load.samples.fatal_sizes import InputTrials
 from ..onnx import packages
+from ..onnx.trial_process import Runtime
 from ..plan import Plan
 from ..spec import BATCH, Finding, TensorSpec
 from .trial import Trial
@@ -35,6 +47,7 @@ EAGER = "torch eager"
 FLOAT_FORM = " float32"  # behind the name of a backend
 ROUNDED = 2  # copies of a file whose constants are rounded elsewhere
 ONNX_RUNTIME = "ONNX Runtime"  # the user's own file in it, as the user runs it
+OPENVINO = "OpenVINO"  # of an IR, as above
 
 
 class FloatReferences:
@@ -147,6 +160,8 @@ class FloatReferences:
 
     def _called(self) -> Any:
         """Open the original as its user calls it."""
+        if isinstance(self._original, OpenvinoGraph):
+            return self.runner(Plan(source=str(self._original.path), backend="openvino"))
         if self._original.file is not None:
             runner = _onnx_runtime(self._original, "cpu", as_written=True)
             return runner if isinstance(self._original, OnnxGraph) else UserFileRunner(runner, self._original)
@@ -219,6 +234,8 @@ class FloatReferences:
         """Open the original as the user runs it today, with the name of that form."""
         if self._original.file is None:
             return EAGER, self._plain(plan, shape)
+        if isinstance(self._original, OpenvinoGraph):
+            return OPENVINO, self.runner(plan.with_(backend="openvino"))
         if self._onnx_runtime is None:
             try:
                 self._onnx_runtime = ONNX_RUNTIME, _onnx_runtime(self._original, plan.device)
@@ -252,14 +269,15 @@ class FloatReferences:
 
 
 def takes(loaded: LoadedModel) -> InputTrials | None:
-    """Return what runs an ONNX file, as it is written, on inputs that it may not take: in a process of its own."""
-    if loaded.onnx is None or packages.missing("ort", "onnxruntime"):
+    """Return what runs a file, as it is written, on inputs that it may not take: in a process of its own."""
+    runtime: Runtime = "openvino" if loaded.kind == "openvino" else "onnxruntime"
+    if loaded.file is None or find_spec(runtime) is None:
         return None
     from ..onnx import ort_session
     from ..onnx.trial_process import TrialProcess
 
     names, outputs = [spec.name for spec in loaded.inputs], [spec.name for spec in loaded.meta["outputs"]]
-    process = TrialProcess(loaded.onnx, torch.get_num_threads(), ort_session.LONGEST_CALL)
+    process = TrialProcess(loaded.file, runtime, outputs, torch.get_num_threads(), ort_session.LONGEST_CALL)
 
     def runs(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
         arrays = {name: inputs[name].contiguous().numpy() for name in names}

@@ -43,7 +43,7 @@ def choose(
     """Return an ONNX source with its torch module where it is to run as a program: as `form` says, by default the first
     of `forms`; a finding says so, or why there is none.
     """
-    if loaded.onnx is None or loaded.module is not None:
+    if loaded.file is None or loaded.module is not None:
         return loaded
     order = forms(plan, loaded)
     form = form or next(iter(order))
@@ -54,7 +54,7 @@ def choose(
     from ..load import module_copies, onnx_program
 
     try:
-        module = onnx_program.import_onnx(loaded.onnx)
+        module = onnx_program.import_onnx(loaded.file, loaded.outputs)
     except NotUsableError as error:
         return as_file(loaded, str(error), reporter)
     reporter.found([Finding("load", "form", "torch program", why=f"imported from ONNX: {order['program']}")])
@@ -67,10 +67,10 @@ def forms(plan: Plan, loaded: load.LoadedModel) -> Mapping[Form, str]:
     Unquantized it stays a file where any backend takes it, quantized where each does; formats that its weights can be
     stored in have both forms. Codes that a file holds are kept.
     """
-    if loaded.onnx is None or (plan.quant_name == "int8" and loaded.meta.get("quantized")):
+    if loaded.file is None or (plan.quant_name == "int8" and loaded.meta.get("quantized")):
         return {"file": ""}
     outputs = tuple(loaded.meta.get("outputs", ()))
-    graph = OnnxGraph(loaded.inputs, outputs, loaded.samples, loaded.sizes, loaded.task, path=loaded.onnx)
+    graph = OnnxGraph(loaded.inputs, outputs, loaded.samples, loaded.sizes, loaded.task, path=loaded.file)
     here = [name for name in candidates(plan) if plugins.why_not("backends", name) is None]
     refusals = [
         f"{name}: {reason}"
@@ -133,17 +133,17 @@ def _integer_gain(plan: Plan, loaded: load.LoadedModel, *, torch_too: bool) -> t
 def _operator_seconds(plan: Plan, loaded: load.LoadedModel) -> Mapping[str, float]:
     """Time the operators of the file on a small batch; an empty mapping where ONNX Runtime does not run it."""
     inputs = typical_inputs(loaded.inputs, loaded.samples, loaded.sizes, min(plan.batches, default=1))
-    if loaded.onnx is None or any(value.dtype == torch.bfloat16 for value in inputs.values()):
+    if loaded.file is None or any(value.dtype == torch.bfloat16 for value in inputs.values()):
         return {}
     arrays = {name: value.contiguous().numpy() for name, value in inputs.items()}
     try:
-        return ort_session.operator_seconds(loaded.onnx, arrays)
+        return ort_session.operator_seconds(loaded.file, arrays)
     except NotUsableError:
         return {}
 
 
 def form(plan: Plan, loaded: load.LoadedModel) -> str:
-    """Return the form that a plan needs of a source that is open: "file", "program", or "" of a torch source."""
-    if loaded.onnx is None:
+    """Return the form that a plan needs of a source that is open: "file", "program", or "" of any but an ONNX file."""
+    if loaded.kind != "onnx":
         return ""
     return "file" if "unimported" in loaded.meta else next(iter(forms(plan, loaded)))

@@ -275,7 +275,7 @@ def load(
         reporter.found(template)
     origin = [Finding("load", "kind", loaded.kind), Finding("load", "inputs from", loaded.samples_from)]
     reporter.found([*loaded.findings, *origin])
-    if loaded.onnx is not None:
+    if loaded.kind == "onnx":
         from . import onnx_form
 
         loaded = onnx_form.choose(run.plan, loaded, reporter, form)
@@ -285,8 +285,8 @@ def load(
 
 
 def _other_form(plan: Plan, loaded: sources.LoadedModel, *, unfaithful: bool) -> Form | None:
-    """Return the form to try after that of `loaded`; None of a torch source."""
-    if loaded.onnx is None:
+    """Return the form to try after that of `loaded`; None of a source that has one form."""
+    if loaded.kind != "onnx":
         return None
     from . import onnx_form
 
@@ -319,7 +319,7 @@ def within_seconds(run: Resolved, floats: FloatReferences, reporter: Reporter) -
 def float_forms(original: Original, work: Path) -> FloatReferences:
     """Return the float forms of the original, lowered below `work` when they are needed.
 
-    Raises `SourceError` for an ONNX file that nothing can be compared with, as the capture does for a torch model.
+    Raises `SourceError` for a file that nothing can be compared with, as the capture does for a torch model.
     """
     floats = FloatReferences(
         original.graph,

@@ -29,7 +29,7 @@ from ..report.measurements import step_breakdown
 from ..report.rendering import formatting
 from ..spec import Finding
 from . import compilation_bounds
-from .float_reference import EAGER, FLOAT_FORM, ONNX_RUNTIME, Eager, FloatReferences
+from .float_reference import EAGER, FLOAT_FORM, ONNX_RUNTIME, OPENVINO, Eager, FloatReferences
 from .trial import TimesToBeat, Trial
 
 HOPELESS = 4.0  # times the fastest trial: then the float form of its backend isn't worth lowering
@@ -383,7 +383,7 @@ class _Pairs:
 
 def _is_the_same(trial: Trial, rival: FloatForm) -> bool:
     """Return true where a trial runs the original in the same library with the same settings as its user does."""
-    users = {("ort", ONNX_RUNTIME), ("eager", EAGER)}
+    users = {("ort", ONNX_RUNTIME), ("openvino", OPENVINO), ("eager", EAGER)}
     return not trial.changed and not trial.cautious and (trial.backend, rival.name) in users
 
 

@@ -262,7 +262,8 @@ class Trials:
         here = [
             result for result in self.refused if plugins.why_not("backends", result.name.split()[0]) is None
         ]
-        nearest = (failed or here or self.refused)[-1]
+        apart = [result for result in here if result.why != self.original.no_program]
+        nearest = (failed or apart or here or self.refused)[-1]
         others = ", ".join(result.name for result in self.refused if result is not nearest)
         advice = "'infer doctor' says what is here"
         hint = f"{others} can't either: {advice}" if others else advice

@@ -118,8 +118,20 @@ CASES: dict[str, tuple[str, list[str], list[str], str]] = {  # name, files held,
     "ONNX where it is all there is": (
         "o/m",
         ["config.json", "onnx/model.onnx", "onnx/model_quantized.onnx", "onnx/model.onnx_data"],
-        ["onnx/model.onnx", "onnx/model.onnx_data"],
+        ["onnx/model.onnx", "onnx/model.onnx_data", "config.json"],
         "onnx/model.onnx",
+    ),
+    "a quantized ONNX file by its path": (
+        "hf:o/m/onnx/model_int8.onnx",
+        ["config.json", "onnx/model.onnx", "onnx/model_int8.onnx", "tokenizer.json", "README.md"],
+        ["onnx/model_int8.onnx", "config.json", "tokenizer.json"],
+        "onnx/model_int8.onnx",
+    ),
+    "an OpenVINO IR where it is all there is": (
+        "o/m",
+        ["config.json", "openvino_model.xml", "openvino_model.bin", "openvino_tokenizer.xml", "openvino_tokenizer.bin"],
+        ["openvino_model.xml", "openvino_model.bin", "config.json"],
+        "openvino_model.xml",
     ),
     "a folder of a pipeline": (
         "hf:o/m/unet",

@@ -54,7 +54,7 @@ def test_sizes_that_end_the_runtime_are_limits_of_the_artifact(windows: Path, tm
 
 
 def test_the_process_is_started_again_after_its_death(windows: Path) -> None:
-    process = TrialProcess(windows, 1, 60.0)
+    process = TrialProcess(windows, "onnxruntime", ("y",), 1, 60.0)
     fatal, taken = (process.run({"waveforms": np.ones((3, n), np.float32)}) for n in (64, 560))
     wrong = process.run({"waveforms": np.ones((1, 1, 1), np.float32)})
     process.close()
@@ -83,7 +83,7 @@ def test_a_bound_is_the_least_size_that_runs(windows: Path) -> None:
 
 
 def test_no_trial_process_is_left_behind(windows: Path) -> None:
-    process = TrialProcess(windows, 1, 60.0)
+    process = TrialProcess(windows, "onnxruntime", ("y",), 1, 60.0)
     process.run({"waveforms": np.ones((1, 560), np.float32)})
     (child,) = [int(line) for line in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()][
         -1:
@@ -102,8 +102,9 @@ def test_a_file_that_gives_texts_or_nothing_ends_no_process(tmp_path: Path) -> N
     }"""
     onnx.save(parser.parse_model(text), tmp_path / "texts.onnx")
     onnx.save(parser.parse_model(text.replace(", string[N] words", "")), tmp_path / "none.onnx")
-    for name, failure in (("texts", "expected a tensor of numbers"), ("none", None)):
-        process = TrialProcess(tmp_path / f"{name}.onnx", 1, 60.0)
+    given = (("texts", ("none", "words"), "expected a tensor of numbers"), ("none", ("none",), None))
+    for name, outputs, failure in given:
+        process = TrialProcess(tmp_path / f"{name}.onnx", "onnxruntime", outputs, 1, 60.0)
         answer = process.run({"x": np.ones(3, np.float32)})
         process.close()
         assert (answer.failure, process.died_of) == (failure, [])

@@ -128,7 +128,7 @@ def test_pictures_are_in_the_range_of_the_first_convolution(scale: float, low: f
             self.first = nn.Conv2d(3, 8, 3)
             nn.init.normal_(self.first.weight, std=scale / 27**0.5)
 
-    loaded = SimpleNamespace(module=Photographs(), onnx=None)
+    loaded = SimpleNamespace(module=Photographs(), kind="module")
     values = drawn_images.value_range(loaded)  # type: ignore[arg-type]
     for shape in ([3, 40, 64], [40, 64, 1]):
         for seed in (0, 1):

@@ -425,7 +425,7 @@ def save_onnx(path: Path, location: str = "", size: int = 24) -> None:
 def test_the_rows_of_onnx_inputs_and_outputs_are_the_batch(tmp_path: Path) -> None:
     save_onnx(tmp_path / "m.onnx")
     loaded = load(Plan(source=str(tmp_path / "m.onnx"), data="random"))
-    assert (loaded.kind, loaded.module, loaded.onnx) == ("onnx", None, tmp_path / "m.onnx")
+    assert (loaded.kind, loaded.module, loaded.file) == ("onnx", None, tmp_path / "m.onnx")
     assert loaded.inputs[0].format() == "x=float32[batch,3]"
     assert loaded.meta["outputs"][0].format() == "y=float32[batch,2]"
     assert loaded.sizes == {"batch": (1, 64)}

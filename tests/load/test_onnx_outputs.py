@@ -91,8 +91,8 @@ def test_dropped_onnx_outputs_are_reported_with_class_names(tmp_path: Path) -> N
         "'output_probability', a sequence of maps, is the tensor 'probabilities': columns no, perhaps, yes",
     ]
     assert [spec.format() for spec in loaded.meta["outputs"]] == ["probabilities=float32[batch,3]"]
-    assert loaded.onnx is not None
-    folder = loaded.onnx.parent
+    assert loaded.file is not None
+    folder = loaded.file.parent
     assert folder.is_dir()
     del loaded
     assert not folder.exists()
@@ -101,7 +101,7 @@ def test_dropped_onnx_outputs_are_reported_with_class_names(tmp_path: Path) -> N
 def test_external_weights_come_along_and_plain_models_are_not_copied(tmp_path: Path) -> None:
     given = {"save_as_external_data": True, "location": "w.bin", "size_threshold": 0}
     loaded = load(Plan(source=str(classifier(tmp_path / "m.onnx", texts=True, **given)), data="random"))
-    model = onnx.load(str(loaded.onnx))
+    model = onnx.load(str(loaded.file))
     assert {t.name for t in model.graph.initializer} == {"w", "b"}
     plain = classifier(tmp_path / "plain.onnx", texts=False, zipped=False)
     assert load(Plan(source=str(plain), data="random")).onnx == plain

@@ -50,8 +50,6 @@ def packed(*names: str, compression: int = zipfile.ZIP_STORED) -> Maker:
 NODE = field(1, field(1, b"input") + field(2, b"Placeholder"))
 IR = b'<?xml version="1.0"?>\n<!-- made --><!-- by -->\n<net name="m" version="11"><layers/></net>'
 FOREIGN: dict[str, tuple[Maker, str]] = {
-    "openvino": (text(IR), r"an OpenVINO model \(IR XML\).*Give the original model"),
-    "openvino without declaration": (text(IR[IR.index(b"<net") :]), r"an OpenVINO model \(IR XML\)"),
     "html in xml": (text(b'<?xml version="1.0"?><!DOCTYPE html><html>'), r"a web page \(HTML\)"),
     "comments only": (text(b"<?xml version='1.0'?>" + b"<!---->" * 3000), "an XML file"),
     "refused download": (text(b'<?xml version="1.0"?><Error><Code>AccessDenied'), "of a file store"),

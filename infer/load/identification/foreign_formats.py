@@ -51,7 +51,7 @@ AOTI_FOLDER = "data/aotinductor/"
 BLOCK = 512  # of a tar file
 MAX_READ = 1 << 20
 MAX_MEMBERS = 20
-HINT = "Known: .pt (state dict), .pt2, safetensors, ONNX, GGUF, a Hugging Face folder"
+HINT = "Known: .pt (state dict), .pt2, safetensors, ONNX, OpenVINO IR, GGUF, a Hugging Face folder"
 
 
 def refusal(path: Path, head: bytes) -> SourceError | UsageError:

@@ -12,11 +12,10 @@ TF2ONNX = "Convert the model to ONNX with tf2onnx"
 LIBRARIES = ("sklearn", "xgboost", "lightgbm", "catboost")  # whose pickles hold models
 CONVERTERS = "It was not opened. skl2onnx and onnxmltools convert such models to ONNX"
 MXNET = "Export the model to ONNX from MXNet"
-OPENVINO: ForeignKind = (
-    "an OpenVINO model (IR XML)",
-    "Give the original model it was converted from (PyTorch, safetensors or ONNX)",
+OPENVINO_WEIGHTS: ForeignKind = (
+    "the weights of an OpenVINO model (.bin beside its .xml)",
+    "Give the .xml file or its folder",
 )
-OPENVINO_WEIGHTS: ForeignKind = ("the weights of an OpenVINO model (.bin beside its .xml)", OPENVINO[1])
 ADAPTER: ForeignKind = (
     "a LoRA adapter (PEFT), not a model",
     "Give its base model (--adapters makes room in the artifact), and the adapter to infer serve --lora, or merge it "
@@ -127,7 +126,6 @@ TEXTS: tuple[tuple[str, str, str], ...] = (
         "a pickle of protocol 0",
         "It was not opened. Save the weights with torch.save, or as safetensors",
     ),
-    (r"<net\b[^>]*\bversion=", *OPENVINO),
     (r"<PMML", "a PMML model (XML)", NETWORKS),
     (r"(<!DOCTYPE svg[^>]*>\s*)?<svg", "a picture (SVG)", RIGHT_FILE),
     (
@@ -179,7 +177,6 @@ FOLDERS: tuple[tuple[str, str, str], ...] = (
      "Export it to ONNX with the package gliner, and give the .onnx file"),
     ("Data/com.apple.CoreML", "a Core ML package (.mlpackage)", "Give the PyTorch model it was converted from"),
     ("coremldata.bin", "a compiled Core ML model (.mlmodelc)", "Give the PyTorch model it was converted from"),
-    ("openvino_model.xml", "an OpenVINO model (IR XML)", "Give the original model it was converted from"),
     ("*.distcp", "a distributed checkpoint (torch.distributed.checkpoint)",
      "Make one file of it: python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER model.pt"),
     ("*_optim_states.pt", *DEEPSPEED),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...errors import SourceError
@@ -22,16 +23,24 @@ KOHYA_PREFIXES = ("lora_unet_", "lora_te_", "lora_te1_", "lora_te2_", "lora_te3_
 # Ends of names in every zip that torch writes, and in those of NumPy.
 TORCH_OR_NUMPY = ("/data.pkl", "archive_format", "serialized_exported_program.json", ".npy")
 AOTI_FOLDER = "data/aotinductor/"
+# Of an IR: after a byte order mark, the declaration and comments.
+OPENVINO = re.compile(
+    rb"(\xef\xbb\xbf)?\s*(<\?xml[^>]*\?>\s*)?(<!--(?:(?!-->).)*-->\s*){0,20}<net\b[^>]*\bversion=", re.DOTALL
+)
 
 
 @dataclass(frozen=True)
 class Identified:
-    """Kind of a source; `code`: opening it would run what it holds; `globals`: names that a pickle refers to."""
+    """Kind of a source; `code`: opening it would run what it holds; `globals`: names that a pickle refers to.
+
+    `file`: of a folder, the one that is opened in its place.
+    """
 
     kind: str
     says: str
     code: bool = False
     globals: tuple[str, ...] = ()
+    file: Path | None = None
 
 
 def identify(path: Path) -> Identified:
@@ -77,21 +86,30 @@ def _folder(path: Path) -> Identified | None:
         return None
     pickled = any((inner / name).is_file() for name in PICKLED_WEIGHTS)
     config = inner / "config.json"
-    if not config.is_file():
-        return None
-    if weights or pickled or any(name.endswith(".bin") for name in names):
+    if config.is_file() and any(name.endswith((".safetensors", ".bin", ".index.json")) for name in names):
         named = diffusers_class(config)
         if named is not None:
             return Identified("diffusers", f"a model of a diffusers pipeline, {named}")
-    if (weights or pickled) and _is_timm(config):
+    if not (weights or pickled):
+        return _exported(path)
+    if not config.is_file():
+        return None
+    if _is_timm(config):
         return Identified("timm", "a folder of timm: config.json and weights")
     if weights:
         return Identified("huggingface", "a Hugging Face folder: config.json and safetensors")
-    return (
-        Identified("huggingface", "a Hugging Face folder: config.json and pytorch_model.bin")
-        if pickled
-        else None
-    )
+    return Identified("huggingface", "a Hugging Face folder: config.json and pytorch_model.bin")
+
+
+def _exported(folder: Path) -> Identified | None:
+    """Identify a folder by the file that an exporter wrote into it."""
+    from .exported_files import exported_file
+
+    found = exported_file(folder)
+    if found is None:
+        return None
+    known = _file(found.path, _head(found.path))
+    return None if known is None else replace(known, says=found.says, file=found.path)
 
 
 def _is_timm(config: Path) -> bool:
@@ -118,6 +136,8 @@ def _file(path: Path, head: bytes) -> Identified | None:
         return _pickle(path, head)
     if path.name.endswith(".safetensors.index.json") and head:
         return Identified("safetensors", "the index of safetensors in shards")
+    if OPENVINO.match(head):
+        return Identified("openvino", "an OpenVINO IR")
     from .identify_protobuf import looks_like_onnx
 
     return Identified("onnx", "an ONNX model") if head and looks_like_onnx(path) else None

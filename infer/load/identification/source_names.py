@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from ...errors import SourceError
+from ...hub.choose_files import EXPORTS
 from ...regular_files import MAX_JSON, read_regular
 
 # Of a config.json of transformers, timm and diffusers; others use that name for settings of their own.
@@ -28,18 +29,29 @@ def is_library_name(text: str) -> bool:
 
 def model_folder(path: Path) -> Path | None:
     """Return the folder of a file that is part of a Hugging Face model, with weights; None for a standalone file."""
-    config = path.parent / "config.json"
-    if path.suffix == ".py" or not config.is_file():
-        return None
-    try:
-        settings = json.loads(read_regular(config, MAX_JSON))
-    except (SourceError, ValueError, RecursionError):
-        return None
-    if not isinstance(settings, dict) or not MODEL_KEYS & settings.keys():
+    if path.suffix == ".py" or not _describes_model(path.parent):
         return None
     names = {path.name, *(item.name for item in path.parent.iterdir())}
     weights = any(name in PICKLED_WEIGHTS or name.endswith(".safetensors") for name in names)
     return path.parent if weights else None
+
+
+def describing_folder(path: Path) -> Path | None:
+    """Return the folder whose config.json describes a file: its own, or the one above `onnx/` or `openvino/`."""
+    places = (path.parent, path.parent.parent) if path.parent.name in EXPORTS else (path.parent,)
+    return next((folder for folder in places if _describes_model(folder)), None)
+
+
+def _describes_model(folder: Path) -> bool:
+    """Return true for a folder with the config.json of a model; others use that name for settings of their own."""
+    config = folder / "config.json"
+    if not config.is_file():
+        return False
+    try:
+        settings = json.loads(read_regular(config, MAX_JSON))
+    except (SourceError, ValueError, RecursionError):
+        return False
+    return isinstance(settings, dict) and not MODEL_KEYS.isdisjoint(settings)
 
 
 def folder_hint(path: Path) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -360,11 +360,19 @@ def from_proto(model: onnx.ModelProto, folder: Path) -> OnnxProgram:
     return _with_signature(OnnxProgram(model, folder)).eval()
 
 
-def import_onnx(path: Path) -> OnnxProgram:
-    """Return the module of an ONNX file; raises `NotImportedError` for an operator without a torch form."""
+def import_onnx(path: Path, outputs: Sequence[str] = ()) -> OnnxProgram:
+    """Return the module of an ONNX file; raises `NotImportedError` for an operator without a torch form.
+
+    `outputs`: those that it returns, in order; by default all.
+    """
     import onnx
 
-    return from_proto(onnx.load(path, load_external_data=False), path.parent)
+    model = onnx.load(path, load_external_data=False)
+    if outputs:
+        held = {value.name: value for value in model.graph.output}
+        del model.graph.output[:]
+        model.graph.output.extend(held[name] for name in outputs)
+    return from_proto(model, path.parent)
 
 
 def _implementation(node: Node) -> Operator:

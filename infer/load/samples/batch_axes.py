@@ -113,7 +113,7 @@ def _limits(
 
 def are_open(loaded: LoadedModel) -> bool:
     """Return true where something of the batch is to be found out: its axes, its sizes, or outputs without names."""
-    if loaded.onnx is None or not loaded.loose:
+    if loaded.file is None or not loaded.loose:
         return False
     known = {size for spec in loaded.loose for size in spec.shape}
     unknown = {size for spec in loaded.loose_outputs for size in spec.shape if isinstance(size, str)} - known

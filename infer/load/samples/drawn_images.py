@@ -118,8 +118,8 @@ def _weights(loaded: LoadedModel) -> Iterator[np.ndarray]:
         for layer in loaded.module.modules():
             if isinstance(layer, nn.Conv2d) and isinstance(layer.weight, Tensor) and not layer.weight.is_meta:
                 yield layer.weight.detach().float().numpy()
-    elif loaded.onnx is not None:
-        yield from _of_file(loaded.onnx)
+    elif loaded.kind == "onnx" and loaded.file is not None:
+        yield from _of_file(loaded.file)
 
 
 def _of_file(path: Path) -> Iterator[np.ndarray]:

@@ -62,7 +62,9 @@ def refuse(
         return loaded
     each = ", ".join(f"{name} from {low}" for name, (low, _) in bounds.items())
     limited = replace(loaded, sizes={**loaded.sizes, **bounds})
-    return limited.limited(f"sizes: {each} (found by trying: smaller ones end ONNX Runtime's whole process)")
+    return limited.limited(
+        f"sizes: {each} (found by trying: smaller ones end the whole process of its runtime)"
+    )
 
 
 def _sizes_of(loaded: LoadedModel, shapes: Shapes) -> dict[str, int]:

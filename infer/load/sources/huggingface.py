@@ -57,6 +57,11 @@ CARRIED = (
 )
 
 
+def carried_files(folder: Path) -> dict[str, Path]:
+    """Return the files of a folder that an artifact carries along, by name."""
+    return {name: folder / name for name in CARRIED if (folder / name).is_file()}
+
+
 def load_huggingface(plan: Plan, weights: Checkpoint | None = None, where: str = "") -> LoadedModel:
     """Load config, tokenizer files and the model on the meta device, wrapped to take and give plain tensors.
 
@@ -66,7 +71,7 @@ def load_huggingface(plan: Plan, weights: Checkpoint | None = None, where: str =
     folder = sentence.transformer
     config = read_json(folder / "config.json")
     _refuse_code(config, folder)
-    _require_transformers()
+    require_transformers()
     stored = _open_stored(config, folder, weights) if not config.get("architectures") else None
     chosen: list[Finding] = []
     if stored is not None and sentence.task != "embedding":
@@ -77,7 +82,7 @@ def load_huggingface(plan: Plan, weights: Checkpoint | None = None, where: str =
     name, settings, config = part.name, part.settings, part.config
     checkpoint = stored.weights if part.tower is None else part.tower.weights
     head, model_class, given = choose_class(plan, part, folder, refusal)
-    preprocessor, steps = _preprocessing(folder, head, settings)
+    preprocessor, steps = read_preprocessing(folder, head, settings)
 
     def build() -> tuple[nn.Module, list[Finding], FixedFrequencies | None]:
         made, found = build_on_meta(lambda: heads.build(model_class, settings), name)
@@ -125,7 +130,7 @@ def load_huggingface(plan: Plan, weights: Checkpoint | None = None, where: str =
         task=head.task,
         sizes=sizes,
         renames=fit.renames,
-        files={name: folder / name for name in CARRIED if (folder / name).is_file()} | tokenizer.files,
+        files={**carried_files(folder), **tokenizer.files},
         directory=tokenizer.directory,
         meta=meta,
         preprocessor=preprocessor,
@@ -239,7 +244,7 @@ def _kept_apart(apart: KeptApart) -> list[Finding]:
     return [Finding("load", "tied weights", len(apart.names), "kept apart", why)]
 
 
-def _preprocessing(
+def read_preprocessing(
     folder: Path, head: heads.Head, settings: Any
 ) -> tuple[Preprocessor | None, list[Finding]]:
     """Read the preprocessing of images or sound; text has its tokenizer."""
@@ -252,7 +257,8 @@ def _preprocessing(
     return found, [preprocessing_finding(found, why)]
 
 
-def _require_transformers() -> None:
+def require_transformers() -> None:
+    """Raise `NotUsableError` where the package transformers is absent."""
     if find_spec("transformers") is None:
         raise NotUsableError("a Hugging Face folder needs the package transformers", hint=install("hf"))
 

@@ -9,24 +9,25 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...distribution import install
-from ...errors import NotUsableError, SourceError, UsageError
+from ...errors import NotUsableError, SourceError
 from ...library_errors import first_sentence
 from ...paths import OwnedFolder
 from ...plan import Plan
 from ...spec import BATCH, DTYPES, Finding, TensorSpec, keyword
 from ..loaded_model import LoadedModel
+from .file_signature import overridden, uncertain_sizes, with_batch
 from .onnx_external_data import check_external, tensors_of
 
 BATCHES = ("batch", "batch_size", "batchsize", "batch_dim", "bs")  # names of the batch axis
 _UNNAMED = re.compile(
     r"unk__\d+|-?\d+|\W*"
 )  # what exporters call a size without a name: "unk__12", "-1", "?"
-Specs = tuple[TensorSpec, ...]
 
 
 def _invalid(model: Any, path: Path, error: Exception) -> SourceError:
@@ -66,9 +67,9 @@ def _read_checked(path: Path) -> tuple[Any, int]:
 
 
 def load_onnx(plan: Plan) -> LoadedModel:
-    """Load an ONNX file; `module` is None, `onnx` the path, `meta["outputs"]` the output specs.
+    """Load an ONNX file; `module` is None, `file` the path, `meta["outputs"]` the output specs.
 
-    Where outputs are no tensors, `onnx` is a changed copy that lives as long as the loaded model.
+    Where outputs are no tensors, `file` is a changed copy that lives as long as the loaded model.
     """
     path = Path(plan.source)
     model, num_external = _read_checked(path)
@@ -76,6 +77,7 @@ def load_onnx(plan: Plan) -> LoadedModel:
     changed = _written(model, path) if changes else None
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = tuple(_spec(value, path) for value in model.graph.input if value.name not in weights)
+    _refuse_decoder([spec.name for spec in inputs], path)
     if not inputs:
         raise SourceError(
             "the ONNX model has no inputs: its outputs are constants",
@@ -93,14 +95,9 @@ def load_onnx(plan: Plan) -> LoadedModel:
             Finding("load", "quantized already", nodes.total(), "nodes", f"{named}: kept as they are")
         )
     outputs = tuple(_spec(value, path) for value in model.graph.output)
-    inputs = _overridden(plan, inputs)
-    specified = {text.partition("=")[0] for text in plan.inputs}
-    loose, loose_outputs, uncertain = (
-        inputs,
-        outputs,
-        _uncertain([spec for spec in inputs if spec.name not in specified], model),
-    )
-    inputs, outputs = _with_batch(inputs, outputs, uncertain)
+    loose, loose_outputs = overridden(plan, inputs), outputs
+    uncertain = uncertain_sizes(plan, loose, _named_sizes(model))
+    inputs, outputs = with_batch(loose, loose_outputs, uncertain)
     return LoadedModel(
         kind="onnx",
         module=None,
@@ -112,12 +109,24 @@ def load_onnx(plan: Plan) -> LoadedModel:
         samples={},
         samples_from="",
         outputs=tuple(spec.name for spec in outputs),
-        onnx=path if changed is None else changed.path / path.name,
+        file=path if changed is None else changed.path / path.name,
         directory=changed,
         meta={"outputs": outputs, "opset": opset, "quantized": bool(nodes)},
         findings=tuple(findings),
         weight_bytes=_bytes_on_disk(model, path),
     )
+
+
+def _refuse_decoder(inputs: Sequence[str], path: Path) -> None:
+    """Raise `NotUsableError` for a decoder of Optimum's: its mask is as long as its KV cache and its tokens."""
+    cache = [name for name in inputs if name.startswith("past_key_values.")]
+    if cache and {"input_ids", "attention_mask"} <= set(inputs):
+        raise NotUsableError(
+            f"the ONNX model is a decoder whose KV cache is inputs ({cache[0]} and {len(cache) - 1} more); infer "
+            "generates with models of torch, over a cache of its own",
+            where=str(path),
+            hint="Give the model that it was exported from: its safetensors, or ORG/NAME",
+        )
 
 
 def _bytes_on_disk(model: Any, path: Path) -> int:
@@ -156,50 +165,14 @@ def _spec(value: Any, path: Path) -> TensorSpec:
     return TensorSpec(value.name, dtype, tuple(shape))
 
 
-def _uncertain(inputs: list[TensorSpec], model: Any) -> frozenset[str]:
-    """Return the symbolic sizes of inputs that may be the batch: those without a name, and named ones in front."""
-    named = {
+def _named_sizes(model: Any) -> set[str]:
+    """Return the symbolic sizes of inputs that the file gives a name."""
+    return {
         re.sub(r"\W", "_", dim.dim_param)
         for value in model.graph.input
         for dim in value.type.tensor_type.shape.dim
         if not _UNNAMED.fullmatch(dim.dim_param)
     }
-    sure = any(spec.batched for spec in inputs)
-    return frozenset(
-        size
-        for spec in inputs
-        for axis, size in enumerate(spec.shape)
-        if isinstance(size, str) and size != BATCH and (size not in named or (axis == 0 and not sure))
-    )
-
-
-def _with_batch(inputs: Specs, outputs: Specs, uncertain: frozenset[str]) -> tuple[Specs, Specs]:
-    """Call the first sizes of inputs that nothing else is known of "batch", until they are tried.
-
-    Of outputs those of the same name, and where they have none all.
-    """
-    named = {str(spec.shape[0]) for spec in inputs if spec.shape and spec.shape[0] in uncertain}
-    own = {f"{spec.keyword}_0" for spec in inputs} & named
-    first = own or (named if len(named) == 1 else set())
-
-    def renamed(spec: TensorSpec, own: set[str]) -> TensorSpec:
-        shape = tuple(BATCH if size in first | own else size for size in spec.shape)
-        return TensorSpec(spec.name, spec.dtype, shape)
-
-    given = tuple(renamed(spec, set()) for spec in inputs)
-    nameless = {spec.name: {f"{spec.keyword}_0"} for spec in outputs}
-    return given, tuple(renamed(spec, set(nameless[spec.name])) for spec in outputs)
-
-
-def _overridden(plan: Plan, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    asked = {spec.name: spec for spec in map(TensorSpec.parse, plan.inputs)}
-    foreign = set(asked) - {spec.name for spec in inputs}
-    if foreign:
-        known = ", ".join(spec.name for spec in inputs)
-        raise UsageError(
-            f"the graph has no input {sorted(foreign)[0]!r}", where="--input", hint=f"Known: {known}"
-        )
-    return tuple(asked.get(spec.name, spec) for spec in inputs)
 
 
 if TYPE_CHECKING:

@@ -1,0 +1,56 @@
+"""Inputs and outputs that a model file declares: their symbolic sizes by name, and which of these may be the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from ...errors import UsageError
+from ...plan import Plan
+from ...spec import BATCH, TensorSpec
+
+Specs = tuple[TensorSpec, ...]
+
+
+def overridden(plan: Plan, inputs: Sequence[TensorSpec]) -> Specs:
+    """Return the inputs with those of --input in place of the file's; raise `UsageError` for one it does not have."""
+    asked = {spec.name: spec for spec in map(TensorSpec.parse, plan.inputs)}
+    foreign = set(asked) - {spec.name for spec in inputs}
+    if foreign:
+        known = ", ".join(spec.name for spec in inputs)
+        raise UsageError(
+            f"the graph has no input {sorted(foreign)[0]!r}", where="--input", hint=f"Known: {known}"
+        )
+    return tuple(asked.get(spec.name, spec) for spec in inputs)
+
+
+def uncertain_sizes(plan: Plan, inputs: Iterable[TensorSpec], named: Collection[str]) -> frozenset[str]:
+    """Return the symbolic sizes of inputs that may be the batch: those that the file does not name, and `named` ones
+    in front.
+    """
+    specified = {text.partition("=")[0] for text in plan.inputs}
+    open_inputs = [spec for spec in inputs if spec.name not in specified]
+    sure = any(spec.batched for spec in open_inputs)
+    return frozenset(
+        size
+        for spec in open_inputs
+        for axis, size in enumerate(spec.shape)
+        if isinstance(size, str) and size != BATCH and (size not in named or (axis == 0 and not sure))
+    )
+
+
+def with_batch(inputs: Specs, outputs: Specs, uncertain: frozenset[str]) -> tuple[Specs, Specs]:
+    """Call the first sizes of inputs that nothing else is known of "batch", until they are tried.
+
+    Of outputs those of the same name, and where they have none all.
+    """
+    named = {str(spec.shape[0]) for spec in inputs if spec.shape and spec.shape[0] in uncertain}
+    own = {f"{spec.keyword}_0" for spec in inputs} & named
+    first = own or (named if len(named) == 1 else set())
+
+    def renamed(spec: TensorSpec, own: set[str]) -> TensorSpec:
+        shape = tuple(BATCH if size in first | own else size for size in spec.shape)
+        return TensorSpec(spec.name, spec.dtype, shape)
+
+    given = tuple(renamed(spec, set()) for spec in inputs)
+    nameless = {spec.name: {f"{spec.keyword}_0"} for spec in outputs}
+    return given, tuple(renamed(spec, set(nameless[spec.name])) for spec in outputs)
