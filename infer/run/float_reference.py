@@ -151,7 +151,7 @@ class FloatReferences:
 
     def _rounded(self) -> list[_RoundedFile]:
         """Return the user's ONNX file with its constants rounded elsewhere, where its graph rounds to codes."""
-        if self._original.file is None:
+        if self._original.file is None or isinstance(self._original, OpenvinoGraph):
             return []
         from ..onnx.source.rounded_constants import rounds_to_codes
 
