@@ -246,7 +246,9 @@ def test_generate_and_chat_have_every_sampling_flag() -> None:
         "-n",
     ]
     assert sorted(flag for flag in flags("generate") if flag[0] == "-") == sorted([*shared, *own])
-    assert sorted(flag for flag in flags("chat") if flag[0] == "-") == sorted([*shared, "--system"])
+    assert sorted(flag for flag in flags("chat") if flag[0] == "-") == sorted(
+        [*shared, "--reasoning-form", "--system"]
+    )
 
 
 def outside(name: str, *, served: bool) -> list[float]:

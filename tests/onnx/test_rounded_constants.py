@@ -81,7 +81,7 @@ def test_a_file_with_stored_codes_alone_does_not_step(tmp_path: Path) -> None:
     assert not rounds_to_codes(save(tmp_path / "codes.onnx", steps=False))
 
 
-def test_an_answer_on_the_edge_of_a_code_is_no_difference_and_a_wrong_one_is(tmp_path: Path) -> None:
+def test_an_answer_on_the_edge_of_a_code_is_no_difference(tmp_path: Path) -> None:
     """Inputs beyond the range are clipped, so that rounding of them moves nothing."""
     edge = 99.5  # codes: each product, 256, lies between two of them
     path = save(tmp_path / "m.onnx", scale=WIDE / edge)
