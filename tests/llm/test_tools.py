@@ -36,6 +36,7 @@ CASES: dict[str, tuple[str, str, str | None, list[tuple[str, Any]]]] = {
     "hermes, two": ("hermes", f"{HERMES}\n{NOW}", None, BOTH),
     "hermes, two and text after": ("hermes", f"a {HERMES} {NOW} b", "a b", BOTH),
     "hermes, no end tag": ("hermes", HERMES.removesuffix("\n</tool_call>"), None, BOTH[:1]),
+    "hermes, half an end tag": ("hermes", HERMES.removesuffix("tool_call>"), None, BOTH[:1]),
     "hermes, no end tag between": ("hermes", HERMES.removesuffix("</tool_call>") + NOW, None, BOTH),
     "hermes, arguments first": (
         "hermes", '<tool_call>{"arguments": {"city": "x"}, "name": "weather"}</tool_call>', None,

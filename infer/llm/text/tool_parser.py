@@ -332,9 +332,14 @@ class ToolParser:
                 self._inside = self._inside and mark not in self.form.closing
                 self._listed = self._listed and not ends
                 return self._enter(self._behind_calls if ends else self._after_call)
-            if mark.startswith(rest) and not self._last:
-                return False
+            if mark.startswith(rest):
+                return self._wait_for_mark()
         return self._try_call(len(self._text) - len(rest), sure=self._attempt.sure, again=True)
+
+    def _wait_for_mark(self) -> bool:
+        """Wait for the rest of a mark behind a call; a mark in which the text ends is no content either."""
+        self._text = "" if self._last else self._text
+        return False
 
     def _behind_calls(self) -> bool:
         """Pass a closing mark behind the list of calls."""
@@ -342,8 +347,8 @@ class ToolParser:
         for mark in self.form.closing if self._inside else ():
             if rest.startswith(mark):
                 self._text, self._inside = rest[len(mark) :], False
-            elif mark.startswith(rest) and not self._last:
-                return False
+            elif mark.startswith(rest):
+                return self._wait_for_mark()
         if not rest and not self._last:
             return False
         self._text = "" if not rest else self._text
