@@ -13,7 +13,7 @@ from infer.plan import Plan
 
 COMMANDS = [
     "optimize", "predict", "generate", "chat", "bench", "serve", "top", "inspect", "verify", "doctor", "report",
-    "trials", "export", "tune", "distil",
+    "trials", "export", "tune", "distil", "mcp",
 ]  # fmt: skip
 
 

@@ -45,6 +45,7 @@ COMMANDS = {  # command → the module of its function, in the order of `infer -
     "export": "export",
     "tune": "tune",
     "distil": "distil",
+    "mcp": "mcp",
 }
 
 
