@@ -439,7 +439,7 @@ def test_a_tokenizer_without_byte_tokens_is_refused() -> None:
 def test_special_tokens_in_tool_calls_are_required_by_id(grammars: GrammarCache) -> None:
     schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
     calls = {
-        "schema": schema,
+        "calls": [{"before": "", "schema": schema}],
         "before": "<tool_call>\n",
         "after": "\n</tool_call>",
         "between": "\n",
