@@ -104,7 +104,7 @@ def test_external_weights_come_along_and_plain_models_are_not_copied(tmp_path: P
     model = onnx.load(str(loaded.file))
     assert {t.name for t in model.graph.initializer} == {"w", "b"}
     plain = classifier(tmp_path / "plain.onnx", texts=False, zipped=False)
-    assert load(Plan(source=str(plain), data="random")).onnx == plain
+    assert load(Plan(source=str(plain), data="random")).file == plain
 
 
 def test_a_model_of_string_outputs_only_is_refused_with_a_hint(tmp_path: Path) -> None:
