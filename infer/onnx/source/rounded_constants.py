@@ -13,6 +13,7 @@ import onnx
 from onnx import numpy_helper
 
 ROUNDING = 1e-6  # relative: some roundings of float32
+GRIDS = ("QuantizeLinear", "DequantizeLinear")  # whose second input is the step of the codes
 
 
 def rounds_to_codes(source: Path) -> bool:
@@ -22,13 +23,21 @@ def rounds_to_codes(source: Path) -> bool:
 
 
 def write_rounded(source: Path, path: Path, seed: int) -> None:
-    """Write a copy of a file in which every float32 constant differs by up to `ROUNDING` of itself."""
+    """Write a copy of a file in which every float32 constant differs by up to `ROUNDING` of itself.
+
+    The steps of codes stay as they are: between two grids of related steps a value may lie on an edge by design, and
+    which code it gets there is no matter of rounding.
+    """
     model, generator = onnx.load(str(source)), np.random.default_rng(seed)
+    grids = {node.input[1] for node in model.graph.node if node.op_type in GRIDS}
     constants = [
-        attribute.t for node in model.graph.node if node.op_type == "Constant" for attribute in node.attribute
+        attribute.t
+        for node in model.graph.node
+        if node.op_type == "Constant" and node.output[0] not in grids
+        for attribute in node.attribute
     ]
     for tensor in (*model.graph.initializer, *constants):
-        if tensor.data_type == onnx.TensorProto.FLOAT:
+        if tensor.data_type == onnx.TensorProto.FLOAT and tensor.name not in grids:
             values = numpy_helper.to_array(tensor).astype(np.float64)
             moved = values * (1 + ROUNDING * generator.uniform(-1, 1, values.shape))
             tensor.CopyFrom(numpy_helper.from_array(moved.astype(np.float32), tensor.name))
