@@ -49,7 +49,10 @@ class Bytes(LLMTokenizer):
         return b"".join(known).decode(errors="replace")
 
     def token_bytes(self, number: int) -> bytes:
-        return self.special[number].encode() if number in self.special else bytes([number])
+        """Return the bytes of a token; none of those that a real tokenizer beside this model may make."""
+        if number in self.special:
+            return self.special[number].encode()
+        return bytes([number]) if number < 256 else b""
 
     def piece(self, number: int) -> str:
         return self.token_bytes(number).decode("latin-1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Mapping, MutableMapping
 from functools import partial
 from typing import Any
@@ -134,9 +135,12 @@ class Endpoint:
             return self.life.failed(context, error)
 
     def _nearest(self, path: str) -> Route:
+        """Return what answers for a path that no route has: a route of the dialect with most of them beside it."""
         first = path.removeprefix("/").partition("/")[0]
-        home = next((r for r in self.routes if r.path == "/"), self.routes[0])
-        return next((r for r in self.routes if r.path.split("/")[1] == first), home)
+        beside = [r for r in self.routes if r.path.split("/")[1] == first]
+        beside = beside or [next((r for r in self.routes if r.path == "/"), self.routes[0])]
+        dialects = Counter(route.error_format for route in beside)
+        return max(beside, key=lambda route: dialects[route.error_format])
 
 
 async def _send(

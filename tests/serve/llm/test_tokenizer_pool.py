@@ -159,7 +159,8 @@ def test_health_responds_during_an_endless_template(tmp_path: Path) -> None:
             assert answer.status_code == 500
             assert "chat template of this model took longer" in json.loads(answer.text)["error"]["message"]
         kind = {**hostile, "messages": CHAT}
-        assert httpx.post(f"{server.url}/v1/chat/completions", json=kind).status_code == 200
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=kind)
+        assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.usefixtures("short_limits")
