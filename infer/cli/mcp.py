@@ -49,7 +49,7 @@ def mcp(
             "--trust-code", help="files that hold code may be opened, and Python files named, which then run"
         ),
     ] = False,
-    seconds: Annotated[float, typer.Option(help="longest time of one command", min=1.0)] = 3600.0,
+    seconds: Annotated[float, typer.Option(help="longest time of one command", min=0.05)] = 3600.0,
 ) -> None:
     """Serve optimize, inspect, report, verify, predict, bench and doctor to an assistant by the Model Context Protocol.
 
