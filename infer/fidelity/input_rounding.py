@@ -1,4 +1,4 @@
-"""Differences that rounding of the inputs makes in the original itself: no form of the model can be blamed for them.
+"""Differences that rounding makes in the original itself: no form of the model can be blamed for them.
 
 A quantized output steps, the logarithm of a silent band amplifies: such a value moves by a thousand times what its
 inputs move by, and every order of summation gives another one. What is judged there is what lies beyond.
@@ -18,7 +18,7 @@ Run = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 NUDGE = 1e-6  # relative, of the inputs: some roundings of float32
 STEADY = 1e-4  # relative to a value and its output's root mean square: what rounding of the inputs may move
-MOST = 0.75  # of an output's values: where so many are not steady, the others stayed in place by chance
+MOST = 0.75  # of the rows: where a value is not steady in so many, it stayed in place in the others by chance
 BEYOND = 2.0  # times what a value that is not steady moves by, or the usual one of these, are no difference
 
 
@@ -77,10 +77,14 @@ def _nearer(expected: Tensor, moved: Sequence[Tensor], got: Tensor | None) -> Te
     if not bool((unsteady | lost).any()):
         return got
     usual = float(steps[unsteady].square().mean().sqrt()) if bool(unsteady.any()) else 0.0
-    if float(unsteady.double().mean()) >= MOST:
-        unsteady = finite
     difference = got.double() - one
     room = BEYOND * steps.clamp(min=usual)
+    if (
+        expected.dim()
+    ):  # by place: another place of the output may hold numbers of another size, which do not step
+        by_chance = ~unsteady & finite & (unsteady.double().mean(0, keepdim=True) >= MOST)
+        room = torch.where(by_chance, BEYOND * steps.square().mean(0, keepdim=True).sqrt(), room)
+        unsteady |= by_chance
     left = one + difference.sign() * (difference.abs() - room).clamp(min=0)
     nearer = torch.where(unsteady & difference.isfinite(), left.to(expected.dtype), got)
     return torch.where(lost, expected, nearer)

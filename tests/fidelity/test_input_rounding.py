@@ -53,6 +53,23 @@ def test_values_that_hold_still_are_judged_as_they_are() -> None:
     assert torch.equal(got["y"], torch.floor(x) + 1e-3)
 
 
+MOSTLY = torch.tensor(
+    [[32.0, 0.5], [33.0, 0.5], [34.0, 0.5], [34.5, 0.5]]
+)  # three of four rows on the edge of a step
+
+
+def test_a_row_that_stayed_by_chance_has_the_room_of_the_others() -> None:
+    got = answered(lambda given: {"y": torch.floor(given) + torch.tensor([1.0, 0.0])}, MOSTLY)
+    assert torch.equal(got["y"], torch.floor(MOSTLY))
+    beyond = answered(lambda given: {"y": torch.floor(given) + torch.tensor([9.0, 0.0])}, MOSTLY)
+    assert (beyond["y"] - torch.floor(MOSTLY))[:, 0].min() > 6
+
+
+def test_a_steady_place_has_no_room_beside_one_that_steps() -> None:
+    got = answered(lambda given: {"y": torch.floor(given) + torch.tensor([0.0, 0.01])}, MOSTLY)
+    assert torch.equal(got["y"][:, 1], torch.floor(MOSTLY)[:, 1] + 0.01)
+
+
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 def test_values_that_are_lost_stay_lost(wrong: float) -> None:
     got = answered(lambda given: {"y": torch.full_like(given, wrong)}, torch.tensor([[1.0, 1.5]]))

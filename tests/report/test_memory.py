@@ -219,8 +219,9 @@ def test_a_fork_measures_what_a_fresh_process_measures(tiny_artifact: Path) -> N
     again = forking.probe("eager", tiny_artifact)  # in a fork of the process that has the backend's libraries
     for found in (forked, again):
         for name in ("runtime", "opened", "peak", "steady", "anonymous", "file_backed"):
-            # A tenth: how many pages of a library a look maps in depends on what the page cache holds of it.
-            assert getattr(found, name) == pytest.approx(getattr(fresh, name), rel=0.1), name
+            # How many pages of a library a look maps in depends on what the page cache holds of it.
+            close = 0.05 if name == "anonymous" else 0.1
+            assert getattr(found, name) == pytest.approx(getattr(fresh, name), rel=close), name
     forking.close()
 
 
