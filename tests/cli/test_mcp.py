@@ -87,6 +87,9 @@ def test_a_model_is_optimized_reported_and_run(folder: Path) -> None:
         rows.write_text(json.dumps({"input": [[0.5] * 256]}))
         wrong, answer = await call("predict", artifact="net.infer", input="rows.json")
         assert not wrong, answer
+        wrong, message = await call("predict", artifact="net.infer", input="word " * 80)
+        assert wrong
+        assert "exit code 2" in message or "exit code 3" in message, "a text, which no file can be named as"
         wrong, again = await call("optimize", source="net.pt", output="net.infer", model="net.py:build")
         assert wrong
         assert "exit code 6" in again

@@ -10,6 +10,17 @@ from ...llm.text import tools
 from ...llm.text.forms import Choice
 
 
+def function_tool(
+    name: str, description: str | None, parameters: dict[str, Any] | None, *, strict: bool | None
+) -> dict[str, Any]:
+    """Return a tool in OpenAI's form, without what is None."""
+    fields = {"name": name, "description": description, "parameters": parameters, "strict": strict}
+    return {
+        "type": "function",
+        "function": {key: value for key, value in fields.items() if value is not None},
+    }
+
+
 class Tools:
     """Tools in OpenAI's form; raises `InputError` naming what is wrong. `active`: calls may occur; `parallel`: many."""
 

@@ -1,21 +1,18 @@
 """NVIDIA's tritonclient against a live server, over HTTP and gRPC, from an environment of its own, made once and kept.
 
-`INFER_TRITON_VENV` names another place for it; without a network and without that folder the test is skipped.
+`INFER_TEST_ENVIRONMENTS` names another place for it; without a network and without that folder the test is skipped.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.support.fake_predictors import Live, double, embedder, live
+from tests.support.own_environment import interpreter
 
 pytestmark = pytest.mark.slow
 NEEDS = ["tritonclient[grpc,http]==2.73.0", "ml-dtypes<=0.5.4", "greenlet<3.4", "numpy"]
@@ -176,28 +173,7 @@ print(compared)
 
 @pytest.fixture(scope="module")
 def python() -> str:
-    """Make the client's environment; return its interpreter; skips with the reason when it can't be made."""
-    default = (
-        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        / "infer"
-        / "tritonclient-2.73.0-grpc"
-    )
-    folder = Path(os.environ.get("INFER_TRITON_VENV") or default)
-    done, interpreter = folder / "installed", folder / "bin" / "python"
-    if not done.exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            for command in (
-                [sys.executable, "-m", "venv", str(folder)],
-                [str(interpreter), "-m", "pip", "install", "-q", "--retries", "1", "--timeout", "15", *NEEDS],
-            ):
-                subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
-        except (subprocess.SubprocessError, OSError) as error:
-            text = getattr(error, "stderr", None) or str(error)
-            pytest.skip(f"tritonclient can't be installed: {text.strip().splitlines()[-1][:200]}")
-        done.touch()
-    return str(interpreter)
+    return str(interpreter("tritonclient-2.73.0-grpc", NEEDS))
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from typing import Any
 from ....errors import InputError
 from ...generation.conversation import Conversation, new_id
 from ...generation.prompt import effort_options, thinking_options
+from ...generation.tools import function_tool
 from ...llm.llm_engine import LLMEngine
 from ..openai.refused_fields import read_object
 from .messages_types import (
@@ -174,9 +175,7 @@ def _tool(given: Block, where: str) -> dict[str, Any]:
             hint="Server tools run at Anthropic; offer a tool of yours that does the same",
         )
     tool = read_object(given, ToolInput, where)
-    fields = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
-    function = {name: field for name, field in {**fields, "strict": tool.strict}.items() if field is not None}
-    return {"type": "function", "function": function}
+    return function_tool(tool.name, tool.description, tool.input_schema, strict=tool.strict)
 
 
 def _tool_places(count: int) -> dict[str, str]:

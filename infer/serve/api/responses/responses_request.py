@@ -10,6 +10,7 @@ import msgspec
 from ....errors import InputError
 from ...generation.conversation import Conversation, new_id
 from ...generation.prompt import effort_options
+from ...generation.tools import function_tool
 from ...llm.llm_engine import LLMEngine
 from ..openai.refused_fields import read_object
 from .responses_types import (
@@ -198,9 +199,7 @@ def _tool(given: Item, where: str) -> Item:
             hint="Hosted tools run at OpenAI; offer a function that does the same",
         )
     tool = read_object(given, FunctionTool, where)
-    fields = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    function = {name: field for name, field in {**fields, "strict": tool.strict}.items() if field is not None}
-    return {"type": "function", "function": function}
+    return function_tool(tool.name, tool.description, tool.parameters, strict=tool.strict)
 
 
 def _tool_choice(given: str | Item | None) -> str | Item | None:
