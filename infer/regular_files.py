@@ -43,6 +43,14 @@ def is_there(path: Path, *, error: type[InferError] = SourceError) -> bool:
         ) from reason
 
 
+def is_path(text: str | Path) -> bool:
+    """Return whether a text that may also be no path is that of something; False for one that no file can have."""
+    try:
+        return is_there(Path(text))
+    except SourceError:
+        return False
+
+
 def open_regular(path: Path, *, follow_links: bool = True, error: type[InferError] = SourceError) -> BinaryIO:
     """Open a regular file for reading; raise `error` for anything else, and for what can't be opened."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow_links else os.O_NOFOLLOW)

@@ -21,8 +21,8 @@ import typer
 
 from .. import hub
 from ..distribution import install
-from ..errors import NotUsableError, SourceError, UsageError
-from ..regular_files import is_there
+from ..errors import NotUsableError, UsageError
+from ..regular_files import is_path
 from ..sanitize import shortened
 
 MOST = 1 << 20  # bytes of an answer
@@ -160,7 +160,7 @@ class Commands:
 
     async def predict(self, artifact: str, input: str) -> str:
         """Run an artifact on a file of tensors (.npz, .npy, .json), an image, a sound, or on a text."""
-        given = self._inside(input) if self._exists(input) else input
+        given = self._inside(input) if is_path(self.roots[0] / input) else input
         return await self._run("predict", self._inside(artifact), "--", given, as_json=False, trusts=True)
 
     async def bench(self, artifact: str, versus: str | None = None, batches: str | None = None) -> str:
@@ -175,16 +175,9 @@ class Commands:
         """Show what this machine can run, what it can't and why."""
         return await self._run("doctor")
 
-    def _exists(self, text: str) -> bool:
-        """Tell whether a text is the path of something; one that no file can have is a text."""
-        try:
-            return is_there(self.roots[0] / text)
-        except SourceError:
-            return False
-
     def _source(self, text: str) -> str:
         """Return a path, or a name on the Hub where downloads are allowed."""
-        if not self._exists(text) and hub.named(text) is not None:
+        if not is_path(self.roots[0] / text) and hub.named(text) is not None:
             if not self.download:
                 raise UsageError(
                     f"{text} is a name on the Hub, and downloads are not allowed",

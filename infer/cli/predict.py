@@ -12,6 +12,7 @@ import typer
 
 from ..errors import InputError, UsageError
 from ..paths import writing
+from ..regular_files import is_path
 from .options import Artifact, Trust
 
 if TYPE_CHECKING:
@@ -109,17 +110,17 @@ def _read_text(predictor: Predictor, source: str) -> str:
 
 def _require_file(source: str) -> None:
     _refuse_folder(source)
-    if not Path(source).is_file():
+    if not is_path(source) or not Path(source).is_file():
         raise UsageError(f"no such file: {source}")
 
 
 def _refuse_folder(source: str) -> None:
-    if Path(source).is_dir():
+    if is_path(source) and Path(source).is_dir():
         raise UsageError(f"expected a file, got the folder {source}", hint="Give its files one by one")
 
 
 def _is_text_file(source: str) -> bool:
-    return source == "-" or Path(source).is_file()
+    return source == "-" or (is_path(source) and Path(source).is_file())
 
 
 def _pairs(predictor: Predictor, lines: list[str]) -> list[Any]:

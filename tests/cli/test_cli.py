@@ -167,6 +167,15 @@ def test_predict_refuses_a_folder_as_input(
     assert (code, said.startswith(f"infer: expected a file, got the folder {tmp_path}")) == (2, True)
 
 
+@pytest.mark.parametrize("text", ["word " * 80, "word" * 80, "word" * 80 + ".npz", "a\tb" * 200])
+def test_a_text_that_no_file_can_be_named_as_is_an_input(
+    text: str, artifact: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, said = wrong(["predict", str(artifact), text], capsys)
+    assert code == 2, said
+    assert "internal error" not in said
+
+
 def test_predict_reads_and_writes_files(
     artifact: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
