@@ -3,15 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 
 from ...errors import UsageError
 from ...plan import Plan
 from ...spec import BATCH, TensorSpec
+from ..loaded_model import LoadedModel
 
 Specs = tuple[TensorSpec, ...]
 
 
-def overridden(plan: Plan, inputs: Sequence[TensorSpec]) -> Specs:
+def model_of_file(
+    plan: Plan, kind: str, file: Path, inputs: Sequence[TensorSpec], outputs: Specs, named: Collection[str]
+) -> LoadedModel:
+    """Return the model of a file that runs as it is, from the inputs and outputs that it declares.
+
+    `named`: symbolic sizes to which the file itself gives a name. Raises `UsageError` for a wrong --input.
+    """
+    loose = _overridden(plan, inputs)
+    uncertain = _uncertain_sizes(plan, loose, named)
+    given, made = _with_batch(loose, outputs, uncertain)
+    return LoadedModel(
+        kind=kind,
+        module=None,
+        checkpoint=None,
+        inputs=given,
+        loose=loose,
+        loose_outputs=outputs,
+        uncertain=uncertain,
+        samples={},
+        samples_from="",
+        outputs=tuple(spec.name for spec in made),
+        file=file,
+        meta={"outputs": made},
+    )
+
+
+def _overridden(plan: Plan, inputs: Sequence[TensorSpec]) -> Specs:
     """Return the inputs with those of --input in place of the file's; raise `UsageError` for one it does not have."""
     asked = {spec.name: spec for spec in map(TensorSpec.parse, plan.inputs)}
     foreign = set(asked) - {spec.name for spec in inputs}
@@ -23,7 +51,7 @@ def overridden(plan: Plan, inputs: Sequence[TensorSpec]) -> Specs:
     return tuple(asked.get(spec.name, spec) for spec in inputs)
 
 
-def uncertain_sizes(plan: Plan, inputs: Iterable[TensorSpec], named: Collection[str]) -> frozenset[str]:
+def _uncertain_sizes(plan: Plan, inputs: Iterable[TensorSpec], named: Collection[str]) -> frozenset[str]:
     """Return the symbolic sizes of inputs that may be the batch: those that the file does not name, and `named` ones
     in front.
     """
@@ -38,7 +66,7 @@ def uncertain_sizes(plan: Plan, inputs: Iterable[TensorSpec], named: Collection[
     )
 
 
-def with_batch(inputs: Specs, outputs: Specs, uncertain: frozenset[str]) -> tuple[Specs, Specs]:
+def _with_batch(inputs: Specs, outputs: Specs, uncertain: frozenset[str]) -> tuple[Specs, Specs]:
     """Call the first sizes of inputs that nothing else is known of "batch", until they are tried.
 
     Of outputs those of the same name, and where they have none all.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from ...paths import OwnedFolder
 from ...plan import Plan
 from ...spec import BATCH, DTYPES, Finding, TensorSpec, keyword
 from ..loaded_model import LoadedModel
-from .file_signature import overridden, uncertain_sizes, with_batch
+from .file_signature import model_of_file
 from .onnx_external_data import check_external, tensors_of
 
 BATCHES = ("batch", "batch_size", "batchsize", "batch_dim", "bs")  # names of the batch axis
@@ -95,23 +96,12 @@ def load_onnx(plan: Plan) -> LoadedModel:
             Finding("load", "quantized already", nodes.total(), "nodes", f"{named}: kept as they are")
         )
     outputs = tuple(_spec(value, path) for value in model.graph.output)
-    loose, loose_outputs = overridden(plan, inputs), outputs
-    uncertain = uncertain_sizes(plan, loose, _named_sizes(model))
-    inputs, outputs = with_batch(loose, loose_outputs, uncertain)
-    return LoadedModel(
-        kind="onnx",
-        module=None,
-        checkpoint=None,
-        inputs=inputs,
-        loose=loose,
-        loose_outputs=loose_outputs,
-        uncertain=uncertain,
-        samples={},
-        samples_from="",
-        outputs=tuple(spec.name for spec in outputs),
-        file=path if changed is None else changed.path / path.name,
+    file = path if changed is None else changed.path / path.name
+    loaded = model_of_file(plan, "onnx", file, inputs, outputs, _named_sizes(model))
+    return replace(
+        loaded,
         directory=changed,
-        meta={"outputs": outputs, "opset": opset, "quantized": bool(nodes)},
+        meta={**loaded.meta, "opset": opset, "quantized": bool(nodes)},
         findings=tuple(findings),
         weight_bytes=_bytes_on_disk(model, path),
     )

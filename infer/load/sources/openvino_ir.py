@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -18,7 +18,7 @@ from ...plan import Plan
 from ...regular_files import read_regular
 from ...spec import Finding, TensorSpec, keyword
 from ..loaded_model import LoadedModel
-from .file_signature import overridden, uncertain_sizes, with_batch
+from .file_signature import model_of_file
 
 MAX_XML = 1 << 28  # bytes; a graph of 10,000 layers takes some 10 MB
 DTYPES = {
@@ -106,29 +106,15 @@ def load_openvino(plan: Plan) -> LoadedModel:
         what = "inputs" if not declared else "outputs"
         raise SourceError(f"the IR has no {what}", where=str(path), hint="Is it the right file?")
     names = _output_names(results)
-    loose_outputs = tuple(_spec(name, port, path) for name, port in zip(names, results, strict=True))
-    loose = overridden(plan, declared)
-    uncertain = uncertain_sizes(plan, loose, ())
-    inputs, outputs = with_batch(loose, loose_outputs, uncertain)
+    outputs = tuple(_spec(name, port, path) for name, port in zip(names, results, strict=True))
     size = weights.stat().st_size if weights.is_file() else 0
     codes = Counter(
         kind
         for data in root.iterfind(".//layer[@type='Const']/data")
         if (kind := data.get("element_type", "")) in COMPRESSED and _numbers(data.get("size")) > 64
     )
-    return LoadedModel(
-        kind="openvino",
-        module=None,
-        checkpoint=None,
-        inputs=inputs,
-        loose=loose,
-        loose_outputs=loose_outputs,
-        uncertain=uncertain,
-        samples={},
-        samples_from="",
-        outputs=tuple(names),
-        file=path,
-        meta={"outputs": outputs},
+    return replace(
+        model_of_file(plan, "openvino", path, declared, outputs, ()),
         limitations=(AGAINST_ITSELF,),
         findings=tuple(_findings(root, types, codes, size)),
         weight_bytes=path.stat().st_size + size,
