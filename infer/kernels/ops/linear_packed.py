@@ -2,7 +2,8 @@
 
     linear_lut4_packed          `linear_codes` in the layout `lut` of 2 to 4 bits, activations to int8 for each group of
                                 64 columns
-    linear_groupwise_packed     `linear_codes` in the layout `groupwise`, activations the same
+    linear_groupwise_packed     `linear_codes` in the layout `groupwise`, activations the same, or for each 32 columns where
+                                the weight has a scale for 32
     linear_int8_packed          `linear_int8_static`, the same numbers; without x_scale `linear_int8`, but with
                                 activations on an asymmetric grid for each row: half the error after GELU or ReLU
     linear_int8_balanced_packed the same of x times a number for each column
@@ -70,14 +71,15 @@ def lut4_twin(x: Tensor, weight: CodedWeight, bias: Tensor | None = None) -> Ten
 def groupwise_twin(x: Tensor, weight: CodedWeight, bias: Tensor | None = None) -> Tensor:
     """Compute `linear_groupwise_packed` from the portable tensors: x float32 [..., K] → [..., N].
 
-    The table is rounded to int8, and so is each group of 64 columns of x, whatever the groups of the weight; codes
-    without a table are at least -127.
+    The table is rounded to int8, and so is each group of 64 columns of x, or of 32 where the weight has groups of 32;
+    codes without a table are at least -127.
     """
     rows = x.float().reshape(-1, x.shape[-1])
+    shared = 32 if weight.group == 32 else GROUP  # columns of x that share a step
     steps = (
-        (rows.reshape(len(rows), -1, GROUP).abs().amax(2) / LEVELS)
+        (rows.reshape(len(rows), -1, shared).abs().amax(2) / LEVELS)
         .clamp_min(TINY)
-        .repeat_interleave(GROUP, 1)
+        .repeat_interleave(shared, 1)
     )
     q = to_grid(rows, steps) * steps
     if weight.table is None:

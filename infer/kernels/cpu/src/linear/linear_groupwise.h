@@ -1,7 +1,8 @@
 // y = x @ weight.T where a weight is a code times a float scale of its group of columns, plus a minimum of that group.
 //
 // Codes are indices of 3 or 4 bits into int8 entries, int8, or unsigned integers of 2 to 6 bits minus a zero point. Activations are
-// quantized to int8 for each 64 columns, as for lut4; a minimum is multiplied by the sum of the int8 activations of its group:
+// quantized to int8 for each 64 columns, as for lut4, or for each 32 where the weight has a scale for 32; a minimum is multiplied by
+// the sum of the int8 activations of its group:
 //   y = sum over groups of step * (scale * sum(q * code) + minimum * sum(q)) + bias, the sums exact in int32,
 // the minima of 256 columns after their codes.
 #pragma once
@@ -19,7 +20,7 @@ inline __attribute__((always_inline)) Vector::Sums groupwise_dot(Vector::Sums su
   return Vector::dot_from_memory(sum, weights, quad);
 }
 
-// Adds the sums of 64 columns, times each row's step of activations, to the totals.
+// Adds the sums of columns that share a step, times each row's step of activations, to the totals.
 template <int HEIGHT>
 inline __attribute__((always_inline)) void add_steps(const Vector::Floats (&sum)[HEIGHT], const float* step, Vector::Floats (&total)[HEIGHT]) {
   unroll<HEIGHT>([&](auto row) __attribute__((always_inline)) { total[row] = Vector::fma(sum[row], Vector::broadcast(step[row]), total[row]); });
@@ -33,7 +34,7 @@ inline __attribute__((always_inline)) void groupwise_group(const uint8_t* codes,
                                                            Vector::Floats (&total)[HEIGHT]) {
   constexpr int HALVES = PARTS == 4 ? 2 : 1, VECTORS = 8 / HALVES;
   constexpr bool SHORT = NIBBLES<CODES> && Vector::SHORT_NIBBLES;  // sums of nibbles are widened before the start is added
-  Vector::Floats sum[HEIGHT];
+  Vector::Floats sum[HEIGHT], high_sums[HEIGHT];  // high_sums: of the columns that have a step of their own
   unroll<HALVES>([&](auto half) __attribute__((always_inline)) {
     const auto start = [&](int part, auto row) { return Vector::broadcast(offset[part * HEIGHT + row]); };
     Vector::Sums low_sum[HEIGHT], high_sum[HEIGHT];
@@ -68,11 +69,14 @@ inline __attribute__((always_inline)) void groupwise_group(const uint8_t* codes,
         high = PARTS == 1 ? Vector::widen(high) : Vector::add(Vector::widen(high), start(half + HALVES, row));
       }
       if constexpr (PARTS == 1) low = Vector::add(low, high);
-      sum[row] = half == 0 ? Vector::mul(Vector::to_float(low), low_scale) : Vector::fma(Vector::to_float(low), low_scale, sum[row]);
-      if constexpr (PARTS > 1) sum[row] = Vector::fma(Vector::to_float(high), high_scale, sum[row]);
+      const Vector::Floats of_low = Vector::to_float(low), of_high = Vector::to_float(high);
+      sum[row] = half == 0 ? Vector::mul(of_low, low_scale) : Vector::fma(of_low, low_scale, sum[row]);
+      if constexpr (STEPS<PARTS> == 2) high_sums[row] = Vector::mul(of_high, high_scale);
+      if constexpr (PARTS == 4) sum[row] = Vector::fma(of_high, high_scale, sum[row]);
     });
   });
   add_steps(sum, step, total);
+  if constexpr (STEPS<PARTS> == 2) add_steps(high_sums, step + HEIGHT, total);
 }
 
 // Adds the products of 64 columns with four scales to the totals of many rows, one part after the other: the sums of `HEIGHT` rows
@@ -118,7 +122,7 @@ inline __attribute__((always_inline)) void groupwise_step(const uint8_t* codes, 
     const int64_t group = first + i;
     const int8_t* const q = x.q + group * 16 * HEIGHT * Vector::QUAD_BYTES;
     const int32_t* const offset = x.offset + group * PARTS * HEIGHT;
-    const float* const step = x.step + group * HEIGHT;
+    const float* const step = x.step + group * STEPS<PARTS> * HEIGHT;
     if constexpr (PARTS == 4 && HEIGHT > FEW_ROWS)
       groupwise_quarters<CODES>(codes, distance, table, q, offset, step, scales, i * PARTS, total);
     else

@@ -209,10 +209,11 @@ inline void with_grid(const float* values, int64_t columns, InputGrid given, Tak
   }
 }
 
-// Loads 64 columns and returns their step: NaN where a column is not finite.
-inline float load_group(const float* x, Vector::Floats (&part)[4]) {
+// Loads columns that share a step and returns it: NaN where a column is not finite.
+template <int VECTORS>
+inline float load_group(const float* x, Vector::Floats (&part)[VECTORS]) {
   Vector::Sums max_bits = Vector::broadcast(int32_t{0});
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < VECTORS; ++i) {
     part[i] = Vector::load(x + 16 * i);
     max_bits = Vector::max(max_bits, Vector::abs_bits(part[i]));
   }
