@@ -208,6 +208,7 @@ SERVE: dict[str, Any] = {
     "kv_memory": 1 << 31,
     "max_tokens_per_step": 64,
     "speculation": False,
+    "draft": "small.infer",
     "batch_invariant": True,
     "share_prefix_cache": True,
     "tool_form": "mistral",

@@ -99,7 +99,8 @@ def test_flags_of_serve_are_stable() -> None:
     flags = sorted(flag for p in command.params for flag in p.opts if flag.startswith("--"))
     assert flags == [
         "--allow-host", "--allow-reload", "--anonymous", "--api-key", "--api-key-file", "--backend",
-        "--batch-invariant", "--data", "--device", "--drain", "--dtype", "--grpc-port", "--host", "--in-process",
+        "--batch-invariant", "--data", "--device", "--draft", "--drain", "--dtype", "--grpc-port", "--host",
+        "--in-process",
         "--kv-memory", "--limit", "--log-bodies", "--log-requests", "--lora", "--max-delay-ms", "--max-length",
         "--max-replicas", "--max-tokens-per-step", "--memory", "--nonfinite", "--num-cpus", "--num-gpus",
         "--otel", "--port", "--quant", "--ray", "--ray-address", "--ray-config", "--reasoning-form", "--replicas",

@@ -31,6 +31,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON on stdout, noth
 KvMemory = Annotated[
     str | None, typer.Option(help="memory of the KV cache, like 2GiB; default: a share of what is free")
 ]
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL",
+        help="smaller model of the same vocabulary that drafts tokens: an artifact, or what `infer optimize` takes",
+    ),
+]
 
 
 SHARED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop")
@@ -71,6 +78,7 @@ def generate(
     stream: Annotated[
         bool | None, typer.Option(help="print text as it is generated; default: on a terminal")
     ] = None,
+    draft: Draft = None,
     kv_memory: KvMemory = None,
     threads: Threads = None,
     trust_code: Trust = False,
@@ -90,8 +98,9 @@ def generate(
     if wants_stream and options.get("n", 1) > 1:
         raise UsageError(f"--stream shows one completion, not {options['n']}")
     folder = _artifact(artifact, of_source, trust_code=trust_code)
+    given = _opened(draft, threads=threads, trust_code=trust_code, kv_memory=kv_memory)
     isolated_open.open_in_subprocess(folder, trust_code=trust_code)
-    with Predictor.load(folder, threads=threads, trust_code=trust_code, kv_memory=kv_memory) as predictor:
+    with Predictor.load(folder, **given) as predictor:
         if wants_stream:
             _stream(predictor, text, options, as_json=as_json)
             return
@@ -123,6 +132,7 @@ def chat(
             "none: no text is a thought"
         ),
     ] = "auto",
+    draft: Draft = None,
     kv_memory: KvMemory = None,
     threads: Threads = None,
     trust_code: Trust = False,
@@ -136,8 +146,8 @@ def chat(
     from .chat_session import ChatSession
 
     folder = _artifact(artifact, of_source, trust_code=trust_code)
+    given = _opened(draft, threads=threads, trust_code=trust_code, kv_memory=kv_memory)
     isolated_open.open_in_subprocess(folder, trust_code=trust_code)
-    given: dict[str, Any] = {"threads": threads, "trust_code": trust_code, "kv_memory": kv_memory}
     with Predictor.load(folder, reasoning_form=reasoning_form, **given) as predictor:
         ChatSession(predictor, system, options).run()
 
@@ -146,6 +156,12 @@ def _artifact(named: str, of_source: dict[str, Any], *, trust_code: bool) -> Pat
     """Return the artifact, that of a source after it was optimized, which is shown on stderr."""
     plan = from_values(Plan, {"source": named, "trust_code": trust_code, **of_source})
     return artifact_of(plan, shown=True)
+
+
+def _opened(draft: str | None, *, trust_code: bool, **given: Any) -> dict[str, Any]:
+    """Return the arguments of `Predictor.load`, the draft model made where it is a source."""
+    made = None if draft is None else _artifact(draft, {}, trust_code=trust_code)
+    return {**given, "trust_code": trust_code, "draft": made}
 
 
 def _prompt(given: str | None) -> str:

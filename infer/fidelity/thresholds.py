@@ -30,9 +30,9 @@ TOP1_TASKS = (
 
 # Of language models whose products round activations to 8 bits. The best of 50,000 words is often a near tie, and small
 # models answer for it with their perplexity: SmolLM2-135M on its exact weights, activations rounded in groups of 32 as
-# llama.cpp and ours do (of 64, as for weights with such groups), keeps 96.8 (95.5) % of the best words at a divergence of
-# .0038 (.0071); its perplexity grows by .6 (.3 to 1) %, and the worst of 2,000 tokens (`worst_row`) lies .42 (.70) of its
-# deviation away.
+# llama.cpp and our kernels do (of 64, as for weights with such groups), keeps 96.8 (95.5) % of the best words at a
+# divergence of .0038 (.0071); its perplexity grows by .6 (.3 to 1) %, and the worst of 2,000 tokens (`worst_row`) lies
+# .42 (.70) of its deviation away.
 GENERATION = {"int8": {"top1": 0.92, "kl": 0.015, "perplexity": 0.02, "worst_row": 1.2}}
 OURS_SHARE = 0.75  # of the errors allowed, where the inputs are not the user's
 SLICE_ROOM = (

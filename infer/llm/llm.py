@@ -12,11 +12,13 @@ from typing import Any
 from ..distribution import install
 from ..errors import InputError, NotUsableError, UsageError
 from ..spec import parse_size
+from .engine.draft_model import DraftModel
+from .engine.drafts import Speculation
 from .engine.engine import Engine
 from .engine.engine_thread import EngineThread
 from .engine.prompt_lookup import PromptLookup
 from .engine.sampling.sampling_options import Sampling
-from .engine.scheduling.engine_limits import EngineLimits
+from .engine.scheduling.engine_limits import EngineLimits, default_limits
 from .lora.adapters import Adapters
 from .step.step_shape import StepShape
 from .text.chat_template import no_template
@@ -31,7 +33,8 @@ class LanguageModel(TextSide):
     """Language model. `step` runs the graph of `llm.step` over a cache of `shape`; `folder` has its text files.
 
     Engine and thread are made when they are first needed. `kv_bytes` None: a share of the memory that is free.
-    `speculation`: repeated text is drafted by prompt lookup, where that was measured to pay.
+    `speculation`: text is drafted where that was measured to pay, by the model `draft`, or else, where it repeats
+    itself, by prompt lookup. Raises `UsageError` for a draft model that does not fit.
     """
 
     def __init__(
@@ -45,13 +48,17 @@ class LanguageModel(TextSide):
         kv_bytes: int | None = None,
         limits: EngineLimits | None = None,
         speculation: bool = True,
+        draft: LanguageModel | None = None,
     ) -> None:
         end_ids = shape.source.end_ids if shape.source is not None else ()
         super().__init__(folder, name, shape.vocab_size, end_ids)
         self.step, self.shape, self.device = step, shape, device
         self._kv_bytes, self._limits, self._speculation = kv_bytes, limits, speculation
+        self._draft = draft
         self._made: tuple[Engine, EngineThread] | None = None
         self._closed, self._making = False, threading.Lock()
+        if draft is not None:
+            self._check_draft(draft)
 
     @cached_property
     def grammars(self) -> GrammarCache | None:
@@ -141,7 +148,22 @@ class LanguageModel(TextSide):
     ) -> Engine:
         """Make another engine over the same step, with a cache of its own; the caller steps it."""
         drafts = self._speculation if speculation is None else speculation
-        text = self.text_or_none
+        text, kv_bytes = self.text_or_none, kv_bytes or self._kv_bytes
+        chosen, own = limits or self._limits or default_limits(self.device), kv_bytes
+        speculator: Speculation | None = PromptLookup() if drafts else None
+        if drafts and self._draft is not None:
+            shape = self._draft.shape
+            if kv_bytes is not None:  # as many tokens in either cache
+                each = self.shape.bytes_per_token
+                own = int(kv_bytes * each / (each + shape.bytes_per_token))
+            speculator = DraftModel(
+                self._draft.step,
+                shape,
+                vocab_size=self.vocab_size,
+                limits=chosen,
+                kv_bytes=None if kv_bytes is None or own is None else kv_bytes - own,
+                device=self.device,
+            )
         return Engine(
             self.step,
             self.shape,
@@ -149,11 +171,38 @@ class LanguageModel(TextSide):
             eos_ids=self.eos_ids,
             grammars=self.grammars,
             adapters=self.adapters,
-            speculation=PromptLookup() if drafts else None,
-            kv_bytes=kv_bytes or self._kv_bytes,
-            limits=limits or self._limits,
+            speculation=speculator,
+            kv_bytes=own,
+            limits=chosen,
             device=self.device,
         )
+
+    def _check_draft(self, draft: LanguageModel) -> None:
+        """Raise `UsageError` unless `draft` can draft for this model."""
+        for model, what in ((self, "takes no drafts"), (draft, "can't draft")):
+            if model.shape.source is not None:
+                raise UsageError(f"{model.name} {what}: it is an encoder-decoder", where="draft")
+            if model.shape.state_floats:
+                why = "the state of its layers can't take back tokens that are rejected"
+                raise UsageError(f"{model.name} {what}: {why}", where="draft")
+        if draft.shape.adapters is not None:
+            hint = "Make its artifact without --adapters"
+            raise UsageError(f"{draft.name} can't draft: it has room for adapters", where="draft", hint=hint)
+        if self._limits is not None and self._limits.batch_invariant:
+            raise UsageError(
+                "batch_invariant answers are not drafted", where="draft", hint="Give one of the two"
+            )
+        texts = [model.text_or_none for model in (self, draft)]
+        vocabularies = [None if text is None else text.tokenizer.get_vocab() for text in texts]
+        if vocabularies[0] != vocabularies[1] or (
+            None in vocabularies and self.vocab_size != draft.vocab_size
+        ):
+            sizes = f"{draft.vocab_size} token ids, {self.name} {self.vocab_size}"
+            raise UsageError(
+                f"{draft.name} can't draft for {self.name}: its tokens are others (it has {sizes})",
+                where="draft",
+                hint="A draft model is a smaller one of the same family, with the same tokenizer",
+            )
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         return self.text.encode(text, special)

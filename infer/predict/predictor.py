@@ -59,6 +59,7 @@ class Predictor(TextGeneration):
         kv_memory: str | int | None = None,
         max_tokens_per_step: int | None = None,
         speculation: bool = True,
+        draft: str | Path | None = None,
         batch_invariant: bool = False,
         adapters: Mapping[str, str | Path] | None = None,
         tool_form: str = "auto",
@@ -78,6 +79,8 @@ class Predictor(TextGeneration):
         - `kv_memory`: memory of the KV cache, "2GiB" or bytes; by default a share of what is free.
         - `max_tokens_per_step`: tokens of one step, by default 512; fewer shorten the wait behind a long prompt.
         - `speculation`: draft text that repeats itself and check several tokens in one step, where that is faster.
+        - `draft`: a smaller model of the same vocabulary, named as `path` is, that drafts in place of that; its memory
+          comes out of `kv_memory`. Outputs stay those without drafts.
         - `batch_invariant`: bit-identical answers whatever else runs; slower, because nothing is batched or drafted.
         - `adapters`: folders of LoRA adapters in PEFT's format, by name.
         - `tool_form`, `reasoning_form`: how it writes calls and thoughts, by default as its chat template shows.
@@ -109,6 +112,12 @@ class Predictor(TextGeneration):
         predictor.speculation, predictor.batch_invariant = speculation, batch_invariant
         predictor.tool_form, predictor.reasoning_form = tool_form, reasoning_form
         predictor.phases = phases
+        if draft is not None:
+            try:
+                predictor.use_draft(cls.load(draft, device=device, threads=threads, trust_code=trust_code))
+            except InferError:
+                predictor.close()
+                raise
         tested = time.perf_counter()
         made_on = manifest.plan.device.partition(":")[0]  # of what was built ahead of time not its GPU
         same_kind = place.partition(":")[0] == made_on

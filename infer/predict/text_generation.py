@@ -46,6 +46,7 @@ class TextGeneration(TaskInputs):
     tool_form: str = AUTO
     reasoning_form: str = AUTO
     _language_model: LanguageModel | None = None
+    _draft: TextGeneration | None = None
 
     @property
     def language_model(self) -> LanguageModel:
@@ -63,12 +64,18 @@ class TextGeneration(TaskInputs):
                 kv_bytes=parse_size(self.kv_memory, "kv_memory"),
                 limits=_limits(runner.device, self.max_tokens_per_step, self.batch_invariant),
                 speculation=self.speculation,
+                draft=None if self._draft is None else self._draft.language_model,
             )
             self._language_model.tool_form, self._language_model.reasoning_form = (
                 self.tool_form,
                 self.reasoning_form,
             )
         return self._language_model
+
+    def use_draft(self, draft: TextGeneration) -> None:
+        """Let another model draft; it is closed with this one. Raises `UsageError` where the two don't fit."""
+        self._draft = draft
+        _ = self.language_model
 
     @property
     def engine_client(self) -> EngineThread:
@@ -221,6 +228,8 @@ class TextGeneration(TaskInputs):
     def close(self) -> None:
         if self._language_model is not None:
             self._language_model.close()
+        if self._draft is not None:
+            self._draft.close()
         super().close()
 
 

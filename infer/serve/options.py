@@ -174,6 +174,14 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     speculation: Annotated[
         bool, Option("draft text that repeats itself, and check several tokens in one step", group=LLM)
     ] = True
+    draft: Annotated[
+        str | None,
+        Option(
+            "smaller model of the same vocabulary that drafts tokens: an artifact, or what `infer optimize` takes",
+            group=LLM,
+            metavar="MODEL",
+        ),
+    ] = None
     batch_invariant: Annotated[
         bool,
         Option(
@@ -277,6 +285,6 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def load_options(self) -> dict[str, Any]:
         """The keyword arguments of `Predictor.load` for each model, as a worker process gets them."""
         names = ("device", "threads", "trust_code", "kv_memory", "max_tokens_per_step", "speculation")
-        more = ("batch_invariant", "tool_form", "reasoning_form")
+        more = ("draft", "batch_invariant", "tool_form", "reasoning_form")
         named = {name: getattr(self, name) for name in (*names, *more)}
         return {**named, "adapters": self.lora} if self.lora else named

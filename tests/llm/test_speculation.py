@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from infer.llm.engine.acceptance import AcceptanceRate, StepCosts
 from infer.llm.engine.engine import Engine
-from infer.llm.engine.prompt_lookup import WINDOW, AcceptanceRate, PromptLookup, SequenceLookup, StepCosts
+from infer.llm.engine.prompt_lookup import WINDOW, PromptLookup, SequenceLookup
 from infer.llm.engine.requests import Request
 from infer.llm.engine.sampling.sampling_options import Sampling
 from infer.llm.step.step_shape import StepShape
@@ -103,7 +104,18 @@ def test_a_draft_grows_with_its_acceptance_and_shrinks_with_its_cost() -> None:
     for _ in range(20):
         rate.add(4, 1)
     assert 0.4 < rate.rate < 0.7
-    assert rate.length(4, 0.3, 0.15) == 2
+    assert rate.length(4, 0.3, 0.15) == 1
+
+
+def test_a_draft_has_the_length_that_brings_most_tokens_a_step() -> None:
+    for hits in range(9):
+        for cost in (0.05, 0.1, 0.2, 0.3, 0.5, 0.8):
+            rate = AcceptanceRate(0.5, patience=0, retry=10**9)
+            for _ in range(40):
+                rate.add(8, hits)
+            p = rate.rate
+            worth = [sum(p**i for i in range(k + 1)) / (1 + k * cost) for k in range(9)]
+            assert rate.length(8, cost, 0.0) == int(np.argmax(worth)), (p, cost)
 
 
 def test_rejected_drafts_pause_drafting_after_eight_checks() -> None:

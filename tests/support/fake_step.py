@@ -108,7 +108,13 @@ class FallibleDrafts:
     def open(self, request: Request) -> FallibleDrafts:
         return self
 
-    def draft(self, tokens: Sequence[int], limit: int) -> list[int]:
+    def draft(self, sequences: Sequence[Completion], limits: Sequence[int]) -> list[list[int]]:
+        return [self._after(s.tokens, limit) for s, limit in zip(sequences, limits, strict=True)]
+
+    def would_draft(self, sequence: Completion, limit: int) -> bool:
+        return bool(self.random.integers(0, 2))
+
+    def _after(self, tokens: Sequence[int], limit: int) -> list[int]:
         history = list(tokens)
         for _ in range(int(self.random.integers(0, limit + 1))):
             right = int(logits_after(np.array(history)).argmax())

@@ -2,8 +2,8 @@
 
     linear_lut4_packed          `linear_codes` in the layout `lut` of 2 to 4 bits, activations to int8 for each group of
                                 64 columns
-    linear_groupwise_packed     `linear_codes` in the layout `groupwise`, activations the same, or for each 32 columns where
-                                the weight has a scale for 32
+    linear_groupwise_packed     `linear_codes` in the layout `groupwise`, activations the same, or for each 32 columns
+                                where the weight has a scale for 32
     linear_int8_packed          `linear_int8_static`, the same numbers; without x_scale `linear_int8`, but with
                                 activations on an asymmetric grid for each row: half the error after GELU or ReLU
     linear_int8_balanced_packed the same of x times a number for each column

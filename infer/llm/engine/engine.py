@@ -24,8 +24,8 @@ from ..text.detokenize import DetokenizerFactory
 from .cache.block_manager import BlockManager, new_cache
 from .cache.cache_sizing import CacheSizes
 from .cache.state_rows import StateRows
-from .drafts import draft
-from .interfaces import GrammarBackend, Speculation, StepRunner
+from .drafts import Speculation, draft
+from .interfaces import GrammarBackend, StepRunner
 from .model_runner import ModelRunner
 from .recorded.decoder import RecordedDecoder
 from .request_manager import RequestManager
@@ -35,6 +35,7 @@ from .scheduling.admission import Admission
 from .scheduling.engine_limits import EngineLimits, default_limits
 from .scheduling.integrity import check_integrity
 from .scheduling.scheduler import Scheduler
+from .sequence import Sequence
 from .source_encoder import SourceEncoder
 from .stats import EngineStats
 from .step_inputs import StepInputs
@@ -233,10 +234,16 @@ class Engine:
         """Draft tokens for the sequences that decode, never beyond the last token they may have."""
         if self._speculation is None:
             return
+        wanted: list[Sequence] = []
+        limits: list[int] = []
         for sequence in self.scheduler.running:
-            if sequence.speculator is None or len(sequence.tokens) - sequence.num_computed_tokens != 1:
+            if len(sequence.tokens) - sequence.num_computed_tokens != 1 or not sequence.num_output_tokens:
                 continue
             left = sequence.state.sampling.max_tokens - sequence.num_output_tokens - 1
             limit = min(left, self.context - len(sequence.tokens) - 1, self.limits.max_draft)
-            if sequence.num_output_tokens:
-                sequence.draft_tokens = draft(sequence, limit)
+            sequence.draft_tokens = []
+            if sequence.speculator is not None and limit > 0:
+                wanted.append(sequence)
+                limits.append(limit)
+        if wanted:
+            draft(self._speculation, wanted, limits)

@@ -1,14 +1,11 @@
-"""Interfaces of the parts of an engine: its step, grammars with their compiler, speculators with their factory."""
+"""Interfaces of the parts of an engine: its step, grammars with their compiler, what drafts for a completion."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from collections.abc import Sequence as Many
 from typing import Any, Protocol
 
 from torch import Tensor
-
-from .requests import Request
 
 
 class StepRunner(Protocol):
@@ -39,13 +36,21 @@ class Grammar(Protocol):
 
 
 class Speculator(Protocol):
-    """Draft tokens of one sequence."""
-
-    def draft(self, tokens: Many[int], limit: int) -> Many[int]:
-        """Return at most `limit` tokens that may follow prompt and output; none when drafting would not pay."""
+    """What is kept of one completion to draft for it."""
 
     def observe(self, drafted: int, accepted: int) -> None:
         """Report how many tokens of the last draft that ran were accepted; the draft may have been cut."""
+
+
+class PagedTokens(Protocol):
+    """Tokens over pages of a cache; `num_computed_tokens` of them are there."""
+
+    tokens: list[int]
+    draft_tokens: list[int]  # behind them
+    num_computed_tokens: int
+    pages: list[int]
+    table_row: int  # of the table of pages that a step reads
+    num_synced_pages: int  # how many pages stand in it
 
 
 class GrammarBackend(Protocol):
@@ -56,13 +61,3 @@ class GrammarBackend(Protocol):
 
     def open(self, constraint: Mapping[str, Any]) -> Grammar:
         """Return a new state of `Request.grammar`, one for each completion; raises `InputError`."""
-
-
-class Speculation(Protocol):
-    """Factory of speculators, one for each completion."""
-
-    def open(self, request: Request) -> Speculator | None:
-        """Return the speculator of a completion, or None for no drafts."""
-
-    def measured(self, tokens: int, sequences: int, seconds: float) -> None:
-        """Report the seconds of a step without prefill: `tokens` (drafts included) of `sequences` sequences."""

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..lora.adapters import Adapters
-from .drafts import FAILURES
-from .interfaces import Speculation, StepRunner
+from .drafts import FAILURES, Speculation
+from .interfaces import StepRunner
 from .output_processor import OutputProcessor
 from .recorded.decoder import PendingTokens, RecordedDecoder
 from .request_manager import RequestManager
@@ -113,7 +113,7 @@ class ModelRunner:
         last, self.pending = self.pending, None
         if last is None:
             return
-        work = schedule_ahead(self._scheduler, last.work, last.computed, self._context)
+        work = schedule_ahead(self._scheduler, last.work, last.computed, self._context, self._speculation)
         if work and (launched := self._launch_on_device(work, ahead=1)) is not None:
             self.pending = launched
             for item in work:

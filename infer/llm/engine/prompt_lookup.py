@@ -1,19 +1,19 @@
 """Drafts by prompt lookup: the tokens that followed the last ones when they occurred before, in prompt or output.
 
 (Saxena, "Prompt lookup decoding", 2023.) The engine verifies drafts, and its samples depend on seed and position alone,
-so the output equals the one without drafts. This file decides if a draft is worth its time: the k-th token of a draft
-is accepted with about p^k, p counted per sequence and per length of match, and costs what one more token in a step was
-measured to cost. On a CPU, where few rows already fill the machine, that is a lot.
+so the output equals the one without drafts. A draft is as long as is worth its time (`acceptance`), its acceptance
+counted for each sequence and length of match.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Sequence as Many
+from typing import cast
 
-import msgspec
-
+from .acceptance import AcceptanceRate, DraftStats, StepCosts
 from .requests import Request
+from .sequence import Sequence
 
 WINDOW = 1 << 15  # tokens of the prompt's end that are searched
 MAX_MATCH = 8  # tokens compared: beyond, matches do not get better
@@ -21,82 +21,8 @@ MAX_CANDIDATES = 16  # earlier places looked at for the longest match
 MATCH_CLASSES = 3  # lengths of match that are counted apart: 1, 2, 3 and more
 
 
-class LookupStats(msgspec.Struct):
-    """Totals over all sequences; a step yields 1 + accepted / checks tokens for a sequence with drafts."""
-
-    checks: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    declined: int = 0  # times there was a match that was not worth trying
-    token_cost: float = 0.0  # of one more token, in steps of one token
-
-    @property
-    def acceptance(self) -> float | None:
-        return self.accepted / self.drafted if self.drafted else None
-
-
-class StepCosts:
-    """Moving averages of a step's time: one token for each of `sequences`, and each token beyond."""
-
-    def __init__(self, prior: float) -> None:
-        self._prior = prior
-        self._plain: dict[int, float] = {}  # seconds, by number of sequences
-        self._more: dict[int, float] = {}  # of one more token
-
-    def add(self, tokens: int, sequences: int, seconds: float) -> None:
-        more = tokens - sequences
-        if more <= 0:
-            _average(self._plain, sequences, seconds)
-        elif sequences in self._plain:
-            plain = self._plain[sequences]
-            # A step that was disturbed from outside says nothing: at most what a step of its own would cost.
-            _average(self._more, sequences, min(max((seconds - plain) / more, 0.0), plain))
-
-    def ratio(self, sequences: int) -> float:
-        """Return the cost of one more token relative to one token of one sequence; at 1 drafts can't pay."""
-        plain, more = self._plain.get(sequences), self._more.get(sequences)
-        if not plain or more is None:
-            return self._prior
-        return min(more * sequences / plain, 1.0)
-
-
-class AcceptanceRate:
-    """Recent share of accepted draft tokens; `prior` weighs as much as two tokens."""
-
-    def __init__(self, prior: float, patience: int, retry: int) -> None:
-        self._hits, self._tried, self._prior = 0.0, 0.0, prior
-        self._patience, self._first, self._retry = patience, retry, retry
-        self.checks, self._wait = 0, 0
-
-    @property
-    def rate(self) -> float:
-        return (self._hits + 2 * self._prior) / (self._tried + 2)
-
-    def add(self, drafted: int, accepted: int) -> None:
-        self.checks += 1
-        tried = min(accepted + 1, drafted)  # those behind the first that failed were not tried
-        self._hits, self._tried = 0.9 * self._hits + accepted, 0.9 * self._tried + tried
-        if accepted:
-            self._retry = self._first
-
-    def length(self, most: int, cost: float, floor: float) -> int:
-        """Return how many tokens are worth drafting; after a while without any, one is tried again."""
-        rate, count, chance = self.rate, 0, self.rate
-        while count < most and chance > cost:
-            count, chance = count + 1, chance * rate
-        if self.checks >= self._patience and rate < floor:
-            count = 0
-        if count or self.checks < self._patience:
-            return max(count, 1)
-        self._wait += 1
-        if self._wait < self._retry:
-            return 0
-        self._wait, self._retry = 0, min(2 * self._retry, 512)
-        return 1
-
-
 class PromptLookup:
-    """Prompt lookup decoding; implements `interfaces.Speculation`.
+    """Prompt lookup decoding; implements `drafts.Speculation`.
 
     `most`: tokens of a draft; `floor`: the acceptance below which drafting stops after `patience` checks, to be tried
     again after `retry` chances, then twice as many, and so on.
@@ -112,12 +38,21 @@ class PromptLookup:
         prior_cost: float = 0.3,
     ) -> None:
         self.most, self.floor, self.patience, self.retry = most, floor, patience, retry
-        self.costs, self.stats = StepCosts(prior_cost), LookupStats(token_cost=prior_cost)
+        self.costs, self.stats = StepCosts(prior_cost), DraftStats(token_cost=prior_cost)
         self._sequences = 1
 
     def open(self, request: Request) -> SequenceLookup | None:
         """Return a speculator, or None for one or two tokens, where drafts can't pay."""
         return SequenceLookup(self) if request.sampling.max_tokens > 2 else None
+
+    def draft(self, sequences: Many[Sequence], limits: Many[int]) -> list[list[int]]:
+        return [
+            list(cast("SequenceLookup", sequence.speculator).draft(sequence.tokens, limit))
+            for sequence, limit in zip(sequences, limits, strict=True)
+        ]
+
+    def would_draft(self, sequence: Sequence, limit: int) -> bool:
+        return len(cast("SequenceLookup", sequence.speculator).draft(sequence.tokens, limit)) > 1
 
     def measured(self, tokens: int, sequences: int, seconds: float) -> None:
         self._sequences = sequences
@@ -148,7 +83,7 @@ class SequenceLookup:
         ]  # by length of match
         self._used = 0
 
-    def draft(self, tokens: Sequence[int], limit: int) -> Sequence[int]:
+    def draft(self, tokens: Many[int], limit: int) -> Many[int]:
         place, length = self._match(tokens)
         if not length:
             return ()
@@ -167,7 +102,7 @@ class SequenceLookup:
         stats.drafted += drafted
         stats.accepted += accepted
 
-    def _match(self, tokens: Sequence[int]) -> tuple[int, int]:
+    def _match(self, tokens: Many[int]) -> tuple[int, int]:
         """Find the longest earlier match of the end of `tokens`: (position after it, length), (0, 0) for none."""
         self._index(tokens)
         last = len(tokens) - 1
@@ -190,7 +125,7 @@ class SequenceLookup:
             best, length = self._singles[tokens[last]] + 1, 1
         return best, length
 
-    def _index(self, tokens: Sequence[int]) -> None:
+    def _index(self, tokens: Many[int]) -> None:
         """Add all tokens but the last, which is the one to match."""
         if self._start < 0:
             self._start = self._next = max(len(tokens) - WINDOW, 0)
@@ -205,7 +140,3 @@ class SequenceLookup:
                 before.append(-1)
             singles[token] = place
         self._next = max(self._next, len(tokens) - 1)
-
-
-def _average(table: dict[int, float], key: int, value: float) -> None:
-    table[key] = value if key not in table else 0.9 * table[key] + 0.1 * value

@@ -8,7 +8,8 @@ from ..lora.adapters import Adapters
 from ..step.step_shape import SourceShape
 from ..text.detokenize import DetokenizerFactory
 from ..text.stop_strings import StopStrings, TextStream
-from .interfaces import GrammarBackend, Speculation
+from .drafts import Speculation
+from .interfaces import GrammarBackend
 from .requests import FinishReason, Output, Request
 from .scheduling.admission import decoder_start
 from .scheduling.scheduler import Scheduler

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .sequence import ScheduledSequence, Sequence
+from .interfaces import PagedTokens
 
 
 class StepInputs:
@@ -28,7 +28,7 @@ class StepInputs:
         self._range = np.arange(max(tokens, blocks * page), dtype=np.int64)
         self._each, self._all = torch.arange(sequences + 1, dtype=torch.int32), torch.arange(sequences)
 
-    def decode(self, sequences: Many[Sequence], ahead: int = 0) -> dict[str, Tensor]:
+    def decode(self, sequences: Many[PagedTokens], ahead: int = 0) -> dict[str, Tensor]:
         """Build the inputs of a step of one next token for each sequence, with its logits.
 
         `ahead` 1: of the token after the next, which a launched step samples; its id is then -1 - row of the sequence.
@@ -57,7 +57,7 @@ class StepInputs:
             "logit_rows": self._all[:count],
         }
 
-    def build(self, work: Many[ScheduledSequence], rows: Many[int]) -> dict[str, Tensor]:
+    def build(self, work: Many[tuple[PagedTokens, int]], rows: Many[int]) -> dict[str, Tensor]:
         """Build all inputs but the cache. `rows`: tokens whose logits are wanted; if empty, the last token's."""
         page, at = self.page, 0
         starts, lengths, slots, widest = [0], [], [], 1
@@ -105,7 +105,7 @@ class StepInputs:
         stop = at + len(ids)
         self._ids[at:stop], self._positions[at:stop], self._slots[at:stop] = ids, positions, places
 
-    def _piece(self, at: int, sequence: Sequence, count: int) -> None:
+    def _piece(self, at: int, sequence: PagedTokens, count: int) -> None:
         """Write the inputs of several tokens of one sequence, prompt or draft, into the step's buffers."""
         done, stop, page = sequence.num_computed_tokens, at + count, self.page
         own = sequence.tokens[done : done + count]
@@ -115,7 +115,7 @@ class StepInputs:
         pages = self.tables[sequence.table_row, where // page].astype(np.int64)
         self._slots[at:stop] = pages * page + where % page
 
-    def _sync(self, sequence: Sequence) -> None:
+    def _sync(self, sequence: PagedTokens) -> None:
         have = len(sequence.pages)
         if sequence.num_synced_pages < have:
             self.tables[sequence.table_row, sequence.num_synced_pages : have] = sequence.pages[

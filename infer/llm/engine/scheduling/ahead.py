@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
-from ..drafts import draft
+from ..drafts import Speculation, would_draft
 from ..sequence import ScheduledSequence, Sequence
 from .scheduler import Scheduler
 
 
 def schedule_ahead(
-    scheduler: Scheduler, work: Many[ScheduledSequence], computed: Many[int], context: int
+    scheduler: Scheduler,
+    work: Many[ScheduledSequence],
+    computed: Many[int],
+    context: int,
+    speculation: Speculation | None = None,
 ) -> list[ScheduledSequence]:
     """Return the decode step that follows `work` whatever that samples; [] if the host is needed first.
 
@@ -25,7 +29,7 @@ def schedule_ahead(
     if scheduler.waiting or len(live) != len(scheduler.running):
         return []
     live = [sequence for sequence in live if _goes_on(sequence, context)]
-    if any(sequence.grammar is not None or _drafts(sequence, scheduler) for sequence in live):
+    if any(sequence.grammar is not None or _drafts(sequence, scheduler, speculation) for sequence in live):
         return []
     return [ScheduledSequence(s, 1) for s in live] if _has_pages(live, scheduler) else []
 
@@ -36,11 +40,11 @@ def _goes_on(sequence: Sequence, context: int) -> bool:
     return sequence.num_output_tokens + 1 < most and len(sequence.tokens) + 1 < context
 
 
-def _drafts(sequence: Sequence, scheduler: Scheduler) -> bool:
+def _drafts(sequence: Sequence, scheduler: Scheduler, speculation: Speculation | None) -> bool:
     """Return True if drafts are found beyond the token that is sampled now."""
     left = sequence.state.sampling.max_tokens - sequence.num_output_tokens - 1
     limit = min(scheduler.limits.max_draft, left)
-    return limit > 1 and len(draft(sequence, limit)) > 1
+    return speculation is not None and limit > 1 and would_draft(speculation, sequence, limit)
 
 
 def _has_pages(sequences: Many[Sequence], scheduler: Scheduler) -> bool:

@@ -1,0 +1,98 @@
+"""Worth of drafts: how often their tokens are accepted, and what one more token in a step costs.
+
+The k-th token of a draft is accepted with about p^k, p counted for each sequence, and costs what one more token in a
+step was measured to cost, and what it takes to draft it. On a CPU, where few rows already fill the machine, that is a
+lot.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class DraftStats(msgspec.Struct):
+    """Totals over all sequences; a step yields 1 + accepted / checks tokens for a sequence with drafts."""
+
+    checks: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    declined: int = 0  # times that a draft was at hand, or could be made, and was not worth trying
+    token_cost: float = 0.0  # of one drafted token, in steps of one token
+
+    @property
+    def acceptance(self) -> float | None:
+        return self.accepted / self.drafted if self.drafted else None
+
+
+class StepCosts:
+    """Moving averages of a step's time: one token for each of `sequences`, and each token beyond."""
+
+    def __init__(self, prior: float) -> None:
+        self._prior = prior
+        self._plain: dict[int, float] = {}  # seconds, by number of sequences
+        self._more: dict[int, float] = {}  # of one more token
+
+    def add(self, tokens: int, sequences: int, seconds: float) -> None:
+        more = tokens - sequences
+        if more <= 0:
+            average(self._plain, sequences, seconds)
+        elif sequences in self._plain:
+            plain = self._plain[sequences]
+            # A step that was disturbed from outside says nothing: at most what a step of its own would cost.
+            average(self._more, sequences, min(max((seconds - plain) / more, 0.0), plain))
+
+    def plain(self, sequences: int) -> float | None:
+        """Return the seconds of a step of one token for each of `sequences`; None before it was measured."""
+        return self._plain.get(sequences)
+
+    def ratio(self, sequences: int) -> float:
+        """Return the cost of one more token relative to one token of one sequence; at 1 drafts can't pay."""
+        plain, more = self._plain.get(sequences), self._more.get(sequences)
+        if not plain or more is None:
+            return self._prior
+        return min(more * sequences / plain, 1.0)
+
+
+class AcceptanceRate:
+    """Recent share of accepted draft tokens; `prior` weighs as much as two tokens."""
+
+    def __init__(self, prior: float, patience: int, retry: int) -> None:
+        self._hits, self._tried, self._prior = 0.0, 0.0, prior
+        self._patience, self._first, self._retry = patience, retry, retry
+        self.checks, self._wait = 0, 0
+
+    @property
+    def rate(self) -> float:
+        return (self._hits + 2 * self._prior) / (self._tried + 2)
+
+    def add(self, drafted: int, accepted: int) -> None:
+        self.checks += 1
+        tried = min(accepted + 1, drafted)  # those behind the first that failed were not tried
+        self._hits, self._tried = 0.9 * self._hits + accepted, 0.9 * self._tried + tried
+        if accepted:
+            self._retry = self._first
+
+    def length(self, most: int, cost: float, floor: float) -> int:
+        """Return how many tokens are worth drafting; after a while without any, one is tried again.
+
+        One more is worth it while what it adds, `chance` tokens for `cost` steps, is above what the step brings
+        without it, `tokens` for `steps`.
+        """
+        rate, count, chance = self.rate, 0, self.rate
+        tokens, steps = 1.0, 1.0
+        while count < most and chance * steps > cost * tokens:
+            count, tokens, steps, chance = count + 1, tokens + chance, steps + cost, chance * rate
+        if self.checks >= self._patience and rate < floor:
+            count = 0
+        if count or self.checks < self._patience:
+            return max(count, 1)
+        self._wait += 1
+        if self._wait < self._retry:
+            return 0
+        self._wait, self._retry = 0, min(2 * self._retry, 512)
+        return 1
+
+
+def average(table: dict[int, float], key: int, value: float) -> None:
+    """Enter a value into the moving average of its key."""
+    table[key] = value if key not in table else 0.9 * table[key] + 0.1 * value
