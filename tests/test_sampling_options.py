@@ -223,7 +223,7 @@ def flags(command: str) -> list[str]:
 
 
 def test_generate_and_chat_have_every_sampling_flag() -> None:
-    shared = ["--kv-memory", "--max-tokens", "--min-p", "--repetition-penalty", "--seed", "--stop"]
+    shared = ["--draft", "--kv-memory", "--max-tokens", "--min-p", "--repetition-penalty", "--seed", "--stop"]
     shared += ["--temperature", "--threads", "--top-k", "--top-p", "--trust-code"]
     shared += [
         "--backend",

@@ -36,6 +36,7 @@ from infer.plan import Plan
 from infer.reporter import Reporter
 from infer.run import stages
 from infer.run.find_llm_mode import find_mode
+from infer.run.float_graph import LlmMode
 
 PACKINGS = "compiled/packed.json"  # of the inductor backend
 HEADS = {"8 bit head": "int8", "4 bit head": "nf4"}  # of the head and the embedding that it shares
@@ -98,7 +99,7 @@ def lower(source: str, place: Path, threads: int, *, backend: str = "inductor", 
     run = stages.resolve(plan)
     stages.prepare_kernels(run.plan, reporter)
     loaded, run = stages.load(run)
-    mode = find_mode(run.plan, loaded, reporter)
+    mode = LlmMode(*find_mode(run.plan, loaded, reporter))
     module: Any = loaded.module
     graph = StreamedGraph(
         loaded.inputs, loaded.inputs, loaded.samples, loaded.sizes, loaded.task, module=module

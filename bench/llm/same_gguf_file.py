@@ -26,7 +26,7 @@ DECODE_CONTEXT, PROMPT = 128, 512
 FASTER = {"135M": 1.5, "1B": 1.2}  # decode; of prefill below
 PREFILL_FASTER = 1.8
 SHARE = 0.92  # of the read bandwidth, of a decode step
-# So many times as far from the exact product as llama.cpp: where it has a step of activations for 32 columns, so have we.
+# So many times as far from the exact product as llama.cpp, whose steps of activations are for 32 columns, or for 256.
 FARTHEST = 1.5
 # The rows of 135M have no multiple of 256 columns, as K-quants need.
 FORMATS = {

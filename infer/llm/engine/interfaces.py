@@ -36,7 +36,7 @@ class Grammar(Protocol):
 
 
 class Speculator(Protocol):
-    """What is kept of one completion to draft for it."""
+    """Record of one completion, by which drafts are made for it."""
 
     def observe(self, drafted: int, accepted: int) -> None:
         """Report how many tokens of the last draft that ran were accepted; the draft may have been cut."""
