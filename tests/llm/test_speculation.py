@@ -143,6 +143,10 @@ def test_a_step_that_costs_as_much_as_its_tokens_is_not_drafted_for() -> None:
     assert costs.ratio(8) == pytest.approx(0.4)
     costs.add(2, 1, 99.0)  # somebody else had the machine
     assert costs.ratio(1) < 0.65
+    costs.add(1, 1, 0.005)  # and had it all the time before
+    assert costs.plain(1) == 0.005
+    costs.add(1, 1, 0.010)
+    assert costs.plain(1) == pytest.approx(0.0055)
     speculation = PromptLookup()
     speculation.costs = costs
     speculation.measured(1, 1, 0.010)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
+MUCH_FASTER = 0.7  # a step of one token, against what was believed
+
 
 class DraftStats(msgspec.Struct):
     """Totals over all sequences; a step yields 1 + accepted / checks tokens for a sequence with drafts."""
@@ -35,11 +37,15 @@ class StepCosts:
     def add(self, tokens: int, sequences: int, seconds: float) -> None:
         more = tokens - sequences
         if more <= 0:
-            average(self._plain, sequences, seconds)
+            before = self._plain.get(sequences)
+            # Other work makes a step slower, and nothing makes it faster: what was so much too long is forgotten.
+            is_wrong = before is not None and seconds < MUCH_FASTER * before
+            self._plain[sequences] = seconds if is_wrong else averaged(before, seconds)
         elif sequences in self._plain:
             plain = self._plain[sequences]
             # A step that was disturbed from outside says nothing: at most what a step of its own would cost.
-            average(self._more, sequences, min(max((seconds - plain) / more, 0.0), plain))
+            each = min(max((seconds - plain) / more, 0.0), plain)
+            self._more[sequences] = averaged(self._more.get(sequences), each)
 
     def plain(self, sequences: int) -> float | None:
         """Return the seconds of a step of one token for each of `sequences`; None before it was measured."""
@@ -93,6 +99,6 @@ class AcceptanceRate:
         return 1
 
 
-def average(table: dict[int, float], key: int, value: float) -> None:
-    """Enter a value into the moving average of its key."""
-    table[key] = value if key not in table else 0.9 * table[key] + 0.1 * value
+def averaged(before: float | None, value: float) -> float:
+    """Return a moving average after one more value; `before` None: there was none."""
+    return value if before is None else 0.9 * before + 0.1 * value

@@ -19,7 +19,7 @@ from typing import NamedTuple, cast
 import torch
 
 from ..step.step_shape import StepShape
-from .acceptance import AcceptanceRate, DraftStats, StepCosts, average
+from .acceptance import AcceptanceRate, DraftStats, StepCosts, averaged
 from .cache.block_manager import BlockManager, default_budget, new_cache, pages_for
 from .interfaces import PagedTokens, StepRunner
 from .requests import Request
@@ -30,7 +30,7 @@ from .step_inputs import StepInputs
 
 MOST = 8  # tokens of a draft
 PRIOR = 0.6  # acceptance before any was seen
-READ = 0
+PLAIN_EVERY = 32  # steps, of which one has no drafts and is timed
 PRIOR_COST = 0.3  # of one drafted token, in steps, before any was timed
 
 
@@ -117,9 +117,11 @@ class DraftModel:
         self._held: OrderedDict[DraftSequence, None] = OrderedDict()  # those with pages, the last used last
         self._sampler = Sampler(shape.vocab_size, ())
         self.costs, self.stats = StepCosts(PRIOR_COST), DraftStats(token_cost=PRIOR_COST)
-        # Of one more token of a draft, by number of sequences; READ: of a token that is read before a first draft.
-        self._seconds: dict[int, float] = {}
-        self._sequences = 1
+        self._seconds: dict[
+            int, float
+        ] = {}  # of one more token of a draft, by number of sequences that draft
+        self._reading: float | None = None  # seconds of a token of a prompt
+        self._sequences, self._steps = 1, 0
 
     def open(self, request: Request) -> DraftSequence | None:
         if request.sampling.max_tokens <= 2:  # noqa: PLR2004 - the first comes from the prompt, the last needs no draft
@@ -135,13 +137,17 @@ class DraftModel:
     @property
     def cost(self) -> float:
         """Cost of a drafted token, drafting and verifying, relative to a step of one token."""
-        plain, own = self.costs.plain(self._sequences), self._seconds.get(self._sequences)
-        return min(self.costs.ratio(self._sequences) + (own / plain if plain and own else 0.0), 1.0)
+        plain = self.costs.plain(self._sequences)
+        own = self._seconds.get(self._sequences) or max(self._seconds.values(), default=0.0)
+        return min(self.costs.ratio(self._sequences) + (own / plain if plain else 0.0), 1.0)
 
     def would_draft(self, sequence: Sequence, limit: int) -> bool:
         return self._count(sequence, limit) > 0
 
     def draft(self, sequences: Many[Sequence], limits: Many[int]) -> list[list[int]]:
+        self._steps += 1
+        if self._steps % PLAIN_EVERY == 0:
+            return [[] for _ in sequences]
         wanted: list[Wanted] = []
         for sequence, limit in zip(sequences, limits, strict=True):
             if count := self._count(sequence, limit):
@@ -169,23 +175,18 @@ class DraftModel:
         if limit < 1:
             return 0
         count, unread = own.rate.length(limit, self.cost, 0.0), own.unread(sequence.tokens)
-        if (
-            count
-            and unread > self._step_tokens // 2
-            and not self._repays(unread, sequence, count, own.rate.rate)
-        ):
-            return 0
-        return count
+        is_prompt = unread > self._step_tokens // 2
+        return count if not is_prompt or self._repays(unread, sequence, count, own.rate.rate) else 0
 
     def _repays(self, unread: int, sequence: Sequence, count: int, rate: float) -> bool:
         """Return True unless reading costs more than drafts can save in the tokens that are left to write."""
         left = sequence.state.sampling.max_tokens - sequence.num_output_tokens
-        plain, reading = self.costs.plain(self._sequences), self._seconds.get(READ)
-        if plain is None or reading is None:
+        plain = self.costs.plain(self._sequences)
+        if plain is None or self._reading is None:
             return True
         tokens = sum(rate**i for i in range(count + 1))
         saved = plain / self._sequences * (1 - (1 + count * self.cost) / tokens)
-        return unread * reading < left * saved
+        return unread * self._reading < left * saved
 
     def _with_pages(self, wanted: list[Wanted]) -> list[Wanted]:
         """Give each a row and pages, taking those of sequences that drafted longest ago; without room, no draft."""
@@ -194,11 +195,10 @@ class DraftModel:
         for item in wanted:
             own = item.draft
             blocks = -(-(len(own.tokens) + item.length) // page) - len(own.pages)
-            while (blocks > self._pages.num_available or (own.table_row < 0 and not self._free_rows)) and (
-                idle := next((other for other in self._held if id(other) not in busy), None)
-            ) is not None:
-                self._drop(idle)
-            if blocks > self._pages.num_available or (own.table_row < 0 and not self._free_rows):
+            idle = (other for other in list(self._held) if id(other) not in busy)
+            while not self._fits(own, blocks) and (longest := next(idle, None)) is not None:
+                self._drop(longest)
+            if not self._fits(own, blocks):
                 self._drop(own)
                 continue
             if own.table_row < 0:
@@ -208,6 +208,10 @@ class DraftModel:
             self._held.move_to_end(own)
             fitting.append(item)
         return fitting
+
+    def _fits(self, own: DraftSequence, blocks: int) -> bool:
+        """Return True if there are so many pages, and a row."""
+        return blocks <= self._pages.num_available and (own.table_row >= 0 or bool(self._free_rows))
 
     def _drop(self, own: DraftSequence) -> None:
         """Forget what the cache has of a sequence."""
@@ -238,9 +242,10 @@ class DraftModel:
                 for item in going:
                     item.draft.num_computed_tokens += 1
         if read > self.most * len(wanted):
-            average(self._seconds, READ, (begun - started) / read)
+            self._reading = averaged(self._reading, (begun - started) / read)
         else:
-            average(self._seconds, many, (self._clock() - started) / (rounds + 1))
+            seconds = (self._clock() - started) / (rounds + 1)
+            self._seconds[many] = averaged(self._seconds.get(many), seconds)
         return drafts
 
     def _read(self, wanted: list[Wanted]) -> tuple[list[Wanted], torch.Tensor, int]:
