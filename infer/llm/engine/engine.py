@@ -1,8 +1,7 @@
 """Engine of a language model: takes requests and runs the model step by step, many sequences per step.
 
 One thread owns an engine. `step()` schedules (scheduler), builds inputs (step_inputs), runs the model and samples
-(model_runner), applies the tokens (output_processor), and returns outputs; request_manager knows the state of each
-request.
+(model_runner), applies the tokens and returns outputs (request_manager, which knows the state of each request).
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from ..lora.adapters import Adapters
 from ..step.graph_inputs import Bucket, decode_buckets, mixed_buckets, mixed_sizes
 from ..step.step_shape import StepShape
 from ..text.detokenize import DetokenizerFactory
+from ..text.grammar.grammar import GrammarCache
 from .cache.block_manager import BlockManager, new_cache
 from .cache.cache_sizing import CacheSizes
 from .cache.state_rows import StateRows
-from .drafts import draft
-from .interfaces import GrammarBackend, Speculation, StepRunner
-from .model_runner import ModelRunner
+from .model_runner import ModelRunner, StepRunner
+from .prompt_lookup import PromptLookup
 from .recorded.decoder import RecordedDecoder
 from .request_manager import RequestManager
 from .requests import Output, Request
@@ -58,8 +57,8 @@ class Engine:
         eos_ids: Many[int],
         kv_bytes: int | None = None,
         limits: EngineLimits | None = None,
-        grammars: GrammarBackend | None = None,
-        speculation: Speculation | None = None,
+        grammars: GrammarCache | None = None,
+        speculation: PromptLookup | None = None,
         adapters: Adapters | None = None,
         device: str = "cpu",
         clock: Callable[[], float] = time.monotonic,
@@ -96,6 +95,8 @@ class Engine:
             grammars=grammars,
             speculation=self._speculation,
             adapters=self.adapters,
+            eos_ids=self.eos_ids,
+            context=self.context,
             source=shape.source,
         )
         self._model_runner = self._new_model_runner(step)
@@ -123,7 +124,6 @@ class Engine:
             self.scheduler,
             self._request_manager,
             self.statistics,
-            eos_ids=self.eos_ids,
             context=self.context,
             clock=self._clock,
             adapters=self.adapters,
@@ -239,4 +239,4 @@ class Engine:
             left = sequence.state.sampling.max_tokens - sequence.num_output_tokens - 1
             limit = min(left, self.context - len(sequence.tokens) - 1, self.limits.max_draft)
             if sequence.num_output_tokens:
-                sequence.draft_tokens = draft(sequence, limit)
+                sequence.draft_tokens = sequence.draft(limit)

@@ -96,7 +96,7 @@ class AcceptanceRate:
 
 
 class PromptLookup:
-    """Prompt lookup decoding; implements `interfaces.Speculation`.
+    """Prompt lookup decoding: makes the speculator of each completion, and knows what drafts cost.
 
     `most`: tokens of a draft; `floor`: the acceptance below which drafting stops after `patience` checks, to be tried
     again after `retry` chances, then twice as many, and so on.
@@ -120,6 +120,7 @@ class PromptLookup:
         return SequenceLookup(self) if request.sampling.max_tokens > 2 else None
 
     def measured(self, tokens: int, sequences: int, seconds: float) -> None:
+        """Count the seconds of a step without prefill: `tokens` (drafts included) of `sequences` sequences."""
         self._sequences = sequences
         self.costs.add(tokens, sequences, seconds)
         self.stats.token_cost = self.cost
@@ -130,7 +131,7 @@ class PromptLookup:
 
 
 class SequenceLookup:
-    """Index of one sequence's tokens; implements `interfaces.Speculator`.
+    """Index of one sequence's tokens, from which its drafts come.
 
     Positions of equal pairs of tokens are chained, the last one first, so that a token is added in constant time and
     the longest match among the last `MAX_CANDIDATES` positions is found by comparing.
@@ -149,6 +150,7 @@ class SequenceLookup:
         self._used = 0
 
     def draft(self, tokens: Sequence[int], limit: int) -> Sequence[int]:
+        """Return at most `limit` tokens that may follow prompt and output; none when drafting would not pay."""
         place, length = self._match(tokens)
         if not length:
             return ()
@@ -161,6 +163,7 @@ class SequenceLookup:
         return [tokens[place + i % period] for i in range(min(count, limit))]
 
     def observe(self, drafted: int, accepted: int) -> None:
+        """Count how many tokens of the last draft that ran were accepted; the draft may have been cut."""
         self._rates[self._used].add(drafted, accepted)
         stats = self._owner.stats
         stats.checks += 1

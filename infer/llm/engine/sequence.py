@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from .cache.prefix_hash import hash_page, hash_root, source_digest
-from .interfaces import Grammar, Speculator
 from .requests import Request, TokenLogprob
 
 if TYPE_CHECKING:
+    from ..text.grammar.grammar import Matcher
     from ..text.stop_strings import TextStream
+    from .prompt_lookup import SequenceLookup
     from .sampling.penalties import TokenCounts
 
 Rank = tuple[float, int, int]
@@ -20,7 +24,7 @@ class RequestState:
     """State of one request. `rank`: its fixed order; one step of priority is worth `aging` seconds of waiting.
 
     Of an encoder-decoder `start` is what the decoder begins with, if the encoder reads the prompt of the request, and
-    `source_rows` the length of the encoder's output.
+    `source_rows` the length of the encoder's output. `bad_words`: their token ids.
     """
 
     def __init__(
@@ -32,6 +36,7 @@ class RequestState:
         *,
         start: tuple[int, ...] = (),
         source_rows: int = 0,
+        bad_words: Many[tuple[int, ...]] = (),
     ) -> None:
         self.request, self.sampling = request, request.sampling
         self.rank = (arrival + request.priority * aging, number)
@@ -52,6 +57,8 @@ class RequestState:
             None if sampling.prompt_logprobs is None else [None]
         )
         self.cached_tokens = 0
+        self.allowed_tokens = np.array(sampling.allowed_token_ids, dtype=np.int64)  # empty: all
+        self.bad_words = bad_words
         self.has_penalties = (
             sampling.repetition_penalty != 1
             or sampling.presence_penalty != 0
@@ -61,6 +68,8 @@ class RequestState:
         self.fast_decode = (
             not self.has_penalties
             and not sampling.logit_bias
+            and not sampling.allowed_token_ids
+            and not bad_words
             and sampling.logprobs is None
             and sampling.min_tokens == 0
             and request.grammar is None
@@ -113,10 +122,14 @@ class Sequence:
         self.snapshot = b""  # hash of its last page of output whose state was kept
         self.draft_tokens: list[int] = []
         self.finished = False
-        # A recorded step can't sample its tokens: logprobs, rules of a transcript, or a flat distribution.
-        self.sampled_on_host = state.sampling.logprobs is not None or state.request.transcription is not None
-        self.grammar: Grammar | None = None
-        self.speculator: Speculator | None = None
+        # A recorded step can't sample its tokens: logprobs, what depends on the last ones, or a flat distribution.
+        self.sampled_on_host = (
+            state.sampling.logprobs is not None
+            or state.request.transcription is not None
+            or bool(state.bad_words)
+        )
+        self.grammar: Matcher | None = None
+        self.speculator: SequenceLookup | None = None
         self.text: TextStream | None = None
         self.token_counts: TokenCounts | None = None
 
@@ -124,6 +137,17 @@ class Sequence:
     def source_left(self) -> int:
         """Rows of its source that the encoder has still to compute."""
         return 0 if self.source_ready else self.state.source_rows
+
+    def draft(self, limit: int) -> list[int]:
+        """Return at most `limit` tokens that may follow."""
+        if self.speculator is None or limit < 1:
+            return []
+        return list(self.speculator.draft(self.tokens, limit))[:limit]
+
+    def last_output(self, count: int, num_drafts: int = 0) -> list[int]:
+        """Return the last `count` tokens of the output, and `num_drafts` of the draft behind them."""
+        start = max(self.state.prompt_length, len(self.tokens) - count)
+        return [*self.tokens[start:], *self.draft_tokens[:num_drafts]]
 
     def page_hash(self, block: int, page: int) -> bytes:
         """Return the hash of a full page; the tokens up to its end must exist."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
-from ..drafts import draft
 from ..sequence import ScheduledSequence, Sequence
 from .scheduler import Scheduler
 
@@ -40,7 +39,7 @@ def _drafts(sequence: Sequence, scheduler: Scheduler) -> bool:
     """Return True if drafts are found beyond the token that is sampled now."""
     left = sequence.state.sampling.max_tokens - sequence.num_output_tokens - 1
     limit = min(scheduler.limits.max_draft, left)
-    return limit > 1 and len(draft(sequence, limit)) > 1
+    return limit > 1 and len(sequence.draft(limit)) > 1
 
 
 def _has_pages(sequences: Many[Sequence], scheduler: Scheduler) -> bool:
