@@ -16,13 +16,14 @@ import pytest
 import torch
 from torch import nn
 
-from infer import Plan, Predictor, attention, families, llm, load, optimize, plugins
+from infer import Plan, Predictor, attention, families, load, optimize, plugins
 from infer.artifact.manifest import target_of
 from infer.attention import reference
 from infer.compress.assign.format_order import larger_formats
 from infer.errors import InferError, NotUsableError, UsageError
 from infer.export import export_model
 from infer.fidelity.thresholds import precision_class
+from infer.llm.step.probe import probe
 from infer.llm.step.schedules.schedule_consistency import require_float_step
 from infer.llm.text import forms
 from infer.llm.text.tools import Tool, constrain, tool_parser
@@ -214,7 +215,7 @@ def test_the_example_family_opens_steps_and_exports_as_its_model(install: Instal
     families.known()
     model = save_cosine(tmp_path / "cosine")
     opened = opens_as(model, tmp_path / "cosine")
-    shape = llm.probe(opened)
+    shape = probe(opened)
     (error,) = require_float_step(opened, shape, torch.randint(3, VOCABULARY, (2, 24)))
     assert error.value < 1e-5
     sentencepiece(tmp_path / "cosine", VOCABULARY, prefix=True)
@@ -238,7 +239,7 @@ def test_a_package_adds_the_example_family_by_an_entry_point(
     assert "cosine" in plugins.names("infer.families")
     assert "cosine" in families.known().gguf
     model = save_cosine(tmp_path / "cosine")
-    llm.probe(opens_as(model, tmp_path / "cosine"))
+    probe(opens_as(model, tmp_path / "cosine"))
     for name in ("my_package", "my_package.cosine"):
         sys.modules.pop(name)
 

@@ -39,6 +39,8 @@ VALUES: dict[str, Any] = {
     "presence_penalty": 0.5,
     "frequency_penalty": -0.5,
     "logit_bias": {5: 2.0},
+    "allowed_token_ids": [5, 6],
+    "bad_words": ["no", "not at all"],
     "seed": 11,
     "stop": ["END", "\n\n"],
     "stop_token_ids": [4, 5],
@@ -56,6 +58,7 @@ VALUES: dict[str, Any] = {
     "json_object": True,
     "regex": "a+",
     "choice": ["yes", "no"],
+    "grammar": 'start: "yes" | "no"',
 }
 # Bodies of /v1/completions where the option is not simply a field; the adapter is chosen by the model's name.
 BODIES: dict[str, dict[str, Any]] = {
@@ -65,6 +68,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "json_object": {"response_format": {"type": "json_object"}},
     "regex": {"structured_outputs": {"regex": "a+"}},
     "choice": {"structured_outputs": {"choice": ["yes", "no"]}},
+    "grammar": {"guided_grammar": 'start: "yes" | "no"'},
 }
 ON_COMMAND_LINE = [
     *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop", "n"),

@@ -46,8 +46,11 @@ from infer.attention import triton as ours
 from infer.graph import devices
 from infer.graph.program import flatten
 from infer.kernels.gpu.kernel_thresholds import graph_seconds
-from infer.llm import FullSequenceRunner, StepShape, capture_step, probe
 from infer.llm.step import cuda_graphs
+from infer.llm.step.full_sequence_runner import FullSequenceRunner
+from infer.llm.step.paged_step import capture_step
+from infer.llm.step.probe import probe
+from infer.llm.step.step_shape import StepShape
 
 # layers, hidden, intermediate, query heads, key heads, numbers of a head, vocabulary
 SHAPES = {

@@ -87,7 +87,8 @@ def _step(kv_dtype: str) -> tuple[Any, Any, Any]:
     """Return a tiny random llama in bfloat16, its captured step and its shape."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
-    from infer.llm import capture_step, probe
+    from infer.llm.step.paged_step import capture_step
+    from infer.llm.step.probe import probe
 
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -118,7 +119,7 @@ def _lowered(backend: str, kv_dtype: str = "bfloat16") -> tuple[Any, Any, Any, P
 
 
 def _error(model: Any, runner: Any, shape: Any) -> float:
-    from infer.llm import FullSequenceRunner
+    from infer.llm.step.full_sequence_runner import FullSequenceRunner
 
     ids = torch.randint(0, 512, (2, 16))
     got = FullSequenceRunner(runner, shape, _device()).run({"input_ids": ids})["logits"].float().cpu()
@@ -191,8 +192,8 @@ def _tokens(step: Any, shape: Any) -> dict[str, list[int]]:
 @check
 def inductor_step() -> dict[str, Any]:
     """Return the package's device, seconds to lower, relative error, and the findings of CUDA graph capture."""
-    from infer.llm import FullSequenceRunner
     from infer.llm.step import cuda_graphs
+    from infer.llm.step.full_sequence_runner import FullSequenceRunner
 
     began = time.perf_counter()
     model, runner, shape, folder = _lowered("inductor")
@@ -212,8 +213,8 @@ def inductor_step() -> dict[str, Any]:
 @check
 def two_recorded_steps() -> list[bool]:
     """Run two recorded steps in turns, with new caches; True where all logits are numbers."""
-    from infer.llm import FullSequenceRunner
     from infer.llm.step import cuda_graphs
+    from infer.llm.step.full_sequence_runner import FullSequenceRunner
 
     steps = [
         (cuda_graphs.wrap(runner, _device()), shape) for _, runner, shape, _ in map(_lowered, ("eager",) * 2)

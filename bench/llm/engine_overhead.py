@@ -15,7 +15,7 @@ from bench.llm.decoder_shapes import SHAPES
 from bench.shared.bars import Bar
 from bench.shared.repository import MODELS
 from infer.llm.engine.engine import Engine
-from infer.llm.engine.interfaces import StepRunner
+from infer.llm.engine.model_runner import StepRunner
 from infer.llm.engine.requests import Request
 from infer.llm.engine.sampling.sampling_options import Sampling
 from infer.llm.engine.scheduling.scheduler import EngineLimits

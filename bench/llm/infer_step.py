@@ -28,10 +28,10 @@ from infer.graph import capture, storage
 from infer.graph.program import StreamedGraph
 from infer.kernels import cpu
 from infer.kernels.cpu import weight_layout
-from infer.llm import StepShape
 from infer.llm.engine.cache.block_manager import new_cache
 from infer.llm.step import paged_step
 from infer.llm.step.full_sequence_runner import attention_inputs
+from infer.llm.step.step_shape import StepShape
 from infer.plan import Plan
 from infer.reporter import Reporter
 from infer.run import stages

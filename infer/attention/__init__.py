@@ -21,6 +21,7 @@ kernels defines `attend_rotary(args, rotary) -> Tensor`; others are given what p
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 from torch import Tensor
 
@@ -69,29 +70,9 @@ def choose(args: AttentionArgs) -> str:
     return _CHOSEN[kind]
 
 
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    kv_cache: Tensor,
-    slot_mapping: Tensor,
-    block_table: Tensor,
-    query_start: Tensor,
-    seq_lens: Tensor,
-    sinks: Tensor | None,
-    layer: int,
-    page: int,
-    dtype: int,
-    scale: float,
-    window: int,
-    softcap: float,
-    slopes: Tensor | None = None,
-    chunk: int = 0,
-) -> Tensor:
-    args = AttentionArgs(
-        *(query, key, value, kv_cache, slot_mapping, block_table, query_start, seq_lens, sinks),
-        *(layer, page, dtype, scale, window, softcap, slopes, chunk),
-    )
+def _attend(*given: Any, **named: Any) -> Tensor:
+    """Compute the operator, whose arguments are the fields of `AttentionArgs`."""
+    args = AttentionArgs(*given, **named)
     args.check()
     return plugins.get(FOLDER, choose(args)).attend(args)
 
@@ -105,25 +86,10 @@ def _attend_rotary(
     start: int,
     width: int,
     order: int,
-    kv_cache: Tensor,
-    slot_mapping: Tensor,
-    block_table: Tensor,
-    query_start: Tensor,
-    seq_lens: Tensor,
-    sinks: Tensor | None,
-    layer: int,
-    page: int,
-    dtype: int,
-    scale: float,
-    window: int,
-    softcap: float,
-    slopes: Tensor | None = None,
-    chunk: int = 0,
+    *rest: Any,
+    **named: Any,
 ) -> Tensor:
-    args = AttentionArgs(
-        *(query, key, value, kv_cache, slot_mapping, block_table, query_start, seq_lens, sinks),
-        *(layer, page, dtype, scale, window, softcap, slopes, chunk),
-    )
+    args = AttentionArgs(query, key, value, *rest, **named)
     rotary = Rotary(cos, sin, RotaryForm(start, width, order))
     args.check()
     rotary.check(args)

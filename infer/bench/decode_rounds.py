@@ -74,12 +74,12 @@ def run_round(engine: Engine, batch: int, context: int, tokens: int, *, seed: in
     return DecodeTimes(list(first.values()), max(first.values()), steps)
 
 
-def watch_steps(engine: Engine, batch: int, context: int, tokens: int, *, seed: int = 0) -> StepBreakdown:
+def watch_steps(engine: Engine, batch: int, context: int, tokens: int) -> StepBreakdown:
     """Break `tokens` steps of `batch` sequences down, after random prompts of `context` tokens.
 
     The watch itself costs a little: a clock is read at every change of work.
     """
-    for request in _random_requests(engine, batch, context, seed):
+    for request in _random_requests(engine, batch, context, seed=0):
         engine.submit(request)
     begun: set[str] = set()
     while len(begun) < batch and not engine.idle:

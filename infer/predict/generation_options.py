@@ -16,7 +16,8 @@ class Options(TypedDict, total=False):
     """Keyword arguments of every method that generates text: the fields of `GenerationOptions`.
 
     Options left out, or None, take the values of the model's generation_config.json; without one, tokens are sampled
-    from the model's distribution. At most one of `json_schema`, `json_object`, `regex` and `choice` may be given.
+    from the model's distribution. At most one of `json_schema`, `json_object`, `regex`, `choice` and `grammar` may be
+    given.
     """
 
     max_tokens: int | None
@@ -29,6 +30,8 @@ class Options(TypedDict, total=False):
     presence_penalty: float | None
     frequency_penalty: float | None
     logit_bias: Mapping[int, float] | None
+    allowed_token_ids: Sequence[int] | None
+    bad_words: Sequence[str] | None
     seed: int | None
     stop: str | Sequence[str] | None
     stop_token_ids: Sequence[int] | None
@@ -46,6 +49,7 @@ class Options(TypedDict, total=False):
     json_object: bool | None
     regex: str | None
     choice: Sequence[str] | None
+    grammar: str | None
 
 
 def build_request(language_model: LanguageModel, prompt: list[int], options: Options) -> Request:

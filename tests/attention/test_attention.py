@@ -9,11 +9,13 @@ from types import ModuleType
 import pytest
 import torch
 
-from infer import device, llm
+from infer import device
 from infer.attention import KV_DTYPES, native, sdpa
 from infer.errors import NotUsableError
 from infer.kernels import cpu as library
 from infer.kernels.passes import prepack
+from infer.llm.step.paged_step import capture_step
+from infer.llm.step.probe import probe
 from tests.support.attention_cases import Case, reference
 from tests.support.tiny_decoders import build
 
@@ -40,7 +42,7 @@ def test_the_native_kernel_refuses_a_float8_cache_by_name() -> None:
 def test_attention_of_a_float8_cache_stays_portable_on_the_cpu() -> None:
     model = build("llama")
     for dtype, kept in (("float8_e4m3fn", True), ("int8", False)):
-        program = llm.capture_step(model, llm.probe(model, page=4, kv_dtype=dtype)).program
+        program = capture_step(model, probe(model, page=4, kv_dtype=dtype)).program
         assert (prepack._attentions(program) == 0) is kept
 
 
@@ -298,7 +300,7 @@ def test_a_page_beyond_the_cache_is_refused(fast: ModuleType) -> None:
 def test_lowering_for_the_cpu_puts_the_native_attention_in(
     fast: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graph = llm.capture_step(tiny := build("llama"), llm.probe(tiny, kv_dtype="float16")).exported
+    graph = capture_step(tiny := build("llama"), probe(tiny, kv_dtype="float16")).exported
     assert [(f.what, f.value) for f in prepack.findings(graph)] == [("native attention", 2)]
     assert prepack.usable(graph)
     swapped = [str(node.target) for node in prepack.packed(graph).graph.nodes]

@@ -15,12 +15,13 @@ import torch._inductor
 from torch import Tensor, nn
 
 from backends import eager, inductor
-from infer import llm
 from infer.errors import NotUsableError
 from infer.graph import capture, devices, storage
 from infer.graph.program import Graph
 from infer.kernels import cpu
 from infer.library_errors import quiet
+from infer.llm.step.paged_step import capture_step
+from infer.llm.step.probe import probe
 from infer.plan import Plan
 from infer.predict import open_artifact
 from infer.results import Lowered
@@ -57,7 +58,7 @@ def step() -> Graph:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("warnings.warn", lambda *_, **__: None)  # of the exporter
         model = build("llama")
-        return llm.capture_step(model, llm.probe(model, page=4, kv_dtype="float32"))
+        return capture_step(model, probe(model, page=4, kv_dtype="float32"))
 
 
 @pytest.mark.parametrize("name", ["places", "step"])

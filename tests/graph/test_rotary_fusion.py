@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from backends import eager
-from infer import llm
 from infer.attention import KV_DTYPES, PageLayout
 from infer.graph import storage
 from infer.graph.program import Graph, plain_call
@@ -22,6 +21,8 @@ from infer.kernels import gpu
 from infer.kernels.passes.rotary.form import HALVES, INTERLEAVED, INTERLEAVED_TO_HALVES, RotaryForm
 from infer.kernels.passes.rotary.fusion import fuse_rotary
 from infer.library_errors import quiet
+from infer.llm.step.paged_step import capture_step
+from infer.llm.step.probe import probe
 from tests.support.program_devices import devices_in
 from tests.support.tiny_decoders import SIZES, build
 
@@ -33,7 +34,7 @@ ROTARY = "infer.attend_paged_rotary.default"
 def step_of(name: str, qk_norm: bool = True) -> Graph:
     with quiet():
         model = build(name, sizes=SIZES[name] if qk_norm else {**SIZES[name], "use_qk_norm": False})
-        return llm.capture_step(model, llm.probe(model, page=PAGE, kv_dtype="float32"))
+        return capture_step(model, probe(model, page=PAGE, kv_dtype="float32"))
 
 
 def step_inputs(graph: Graph) -> dict[str, Tensor]:

@@ -12,13 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from infer import llm
 from infer.compress import quantize_model
 from infer.kernels import cpu
 from infer.kernels.cpu import build as compiling
 from infer.kernels.passes import prepack
 from infer.kernels.passes.fused_program import match, picked_rows
 from infer.llm.step.full_sequence_runner import attention_inputs
+from infer.llm.step.paged_step import capture_step
+from infer.llm.step.probe import probe
+from infer.llm.step.step_shape import StepShape
 from infer.load.model_patches.moe_layers import split_experts
 from infer.plan import Plan
 from tests.support.tiny_decoders import GROUPED, SIZES, VOCABULARY, build
@@ -57,11 +59,11 @@ BATCHES = [(1,), (3,), (17,), (1, 1, 1), (5, 1, 2)]  # new tokens of each sequen
 
 
 @cache  # nothing changes a program
-def step_of(name: str, quant: str = "nf4", **sizes: int) -> tuple[ExportedProgram, llm.StepShape]:
+def step_of(name: str, quant: str = "nf4", **sizes: int) -> tuple[ExportedProgram, StepShape]:
     model = build(name, **(WIDER.get(name, PLAIN) | ONE_LAYER.get(name, {}) | sizes))
     quantize_model(model, Plan(source="test", quant=quant))
-    shape = llm.probe(model, page=4, kv_dtype="float32")
-    return llm.capture_step(model, shape).exported, shape
+    shape = probe(model, page=4, kv_dtype="float32")
+    return capture_step(model, shape).exported, shape
 
 
 @cache
@@ -77,7 +79,7 @@ def module_of(program: ExportedProgram) -> nn.Module:
 class Running:
     """A step with its own cache."""
 
-    def __init__(self, program: ExportedProgram, shape: llm.StepShape, sequences: int) -> None:
+    def __init__(self, program: ExportedProgram, shape: StepShape, sequences: int) -> None:
         self.module, self.shape, self.done = module_of(program), shape, [0] * sequences
         self.table = torch.arange(sequences * 9, dtype=torch.int32).reshape(sequences, 9)
         self.cache = shape.new_cache(sequences * 9)
@@ -252,5 +254,5 @@ def test_rows_of_two_kinds_without_a_gather_are_not_fused() -> None:
     model = build("cohere2_moe", sizes=GROUPED)
     split_experts(model)
     quantize_model(model, Plan(source="test", quant="int8:weight"))
-    step = llm.capture_step(model, llm.probe(model, page=4, kv_dtype="float32")).exported
+    step = capture_step(model, probe(model, page=4, kv_dtype="float32")).exported
     assert targets(prepack.packed(step))["infer.linear_experts_int8_weight_packed.default"] == 4

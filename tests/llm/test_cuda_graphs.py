@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from infer import llm
 from infer.llm.engine.recorded.decoder import KINDS
 from infer.llm.engine.requests import Request
 from infer.llm.engine.sampling.sampling_options import Sampling
+from infer.llm.engine.scheduling.engine_limits import EngineLimits
 from infer.llm.llm import LanguageModel
 from infer.llm.step.cuda_graphs import GraphedStep, wrap
 from infer.llm.step.cuda_recorder import CudaRecorder
@@ -33,6 +33,9 @@ from infer.llm.step.graph_inputs import (
     mixed_inputs,
     mixed_sizes,
 )
+from infer.llm.step.paged_step import capture_step
+from infer.llm.step.probe import probe
+from infer.llm.step.step_shape import StepShape
 from tests.support.fake_graphs import FakeGraphs
 from tests.support.tiny_decoders import VOCABULARY, build
 
@@ -45,8 +48,8 @@ class Step:
 
     def __init__(self) -> None:
         model = build("llama")
-        self.shape = llm.probe(model, page=PAGE, kv_dtype="float32")
-        self._model_runner = llm.capture_step(model, self.shape).callable()
+        self.shape = probe(model, page=PAGE, kv_dtype="float32")
+        self._model_runner = capture_step(model, self.shape).callable()
         self.closed = False
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -66,7 +69,7 @@ def step() -> Step:
 
 
 def inputs(
-    shape: llm.StepShape, cache: Tensor, done: tuple[int, ...], new: list[int], blocks: int = 5
+    shape: StepShape, cache: Tensor, done: tuple[int, ...], new: list[int], blocks: int = 5
 ) -> dict[str, Tensor]:
     table = torch.arange(1, 1 + len(done) * blocks, dtype=torch.int32).reshape(len(done), blocks)
     named = attention_inputs(shape, done, new, table)
@@ -291,7 +294,7 @@ def test_every_bucket_is_recorded_before_the_first_request(step: Step, tmp_path:
     recorder = FakeGraphs()
     graphed = GraphedStep(step, "cpu", recorder)
     room = 40 * step.shape.layers * step.shape.page_bytes
-    limits = llm.EngineLimits(max_running=3, step_tokens=16, mixed_tokens=8)
+    limits = EngineLimits(max_running=3, step_tokens=16, mixed_tokens=8)
     model = LanguageModel(graphed, step.shape, tmp_path, kv_bytes=room, limits=limits)
     prompt = Request(
         id="a", prompt=[3, 4, 5], sampling=Sampling(max_tokens=4, ignore_eos=True, temperature=0)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from infer import Plan, Predictor, compress, llm
+from infer import Plan, Predictor, compress
 from infer.artifact import store
 from infer.errors import InputError, NotUsableError
 from infer.graph.program import ENCODER
@@ -21,6 +21,7 @@ from infer.kernels.passes import prepack
 from infer.llm.engine.requests import Request
 from infer.llm.engine.sampling.sampling_options import Sampling
 from infer.llm.step.encoder_decoder.capture_encoder_decoder import capture_encoder_decoder
+from infer.llm.step.encoder_decoder.encoder_decoder_probe import probe_encoder_decoder
 from infer.llm.step.encoder_decoder.encoder_decoder_runner import sequence_runner
 from infer.llm.step.encoder_decoder.encoder_step import HIDDEN
 from infer.llm.step.schedules.schedule_consistency import (
@@ -28,6 +29,7 @@ from infer.llm.step.schedules.schedule_consistency import (
     judged_windows,
     require_float_step,
 )
+from infer.llm.step.step_shape import StepShape
 from tests.support.tiny_encoder_decoders import END, START, artifact, build, folder_of, greedy
 
 LENGTHS = (1, 33, 7, 50)  # of sources: shorter than a page, a page and a token, almost two
@@ -140,7 +142,7 @@ def test_requests_that_an_encoder_decoder_can_not_run_are_refused(made: Any) -> 
 @pytest.mark.parametrize("name", ["mt5", "marian", "pegasus", "mbart", "m2m_100"])
 def test_steps_of_all_encoder_decoder_families_equal_the_model(name: str) -> None:
     model = build(name)
-    shape = llm.probe_encoder_decoder(model, [START], kv_dtype="float32")
+    shape = probe_encoder_decoder(model, [START], kv_dtype="float32")
     ids = torch.randint(3, 250, (2, 72), generator=torch.Generator().manual_seed(0))
     found = require_float_step(
         model, msgspec.structs.replace(shape, page=16), ids, {"input_ids": ids.flip(1)}
@@ -184,7 +186,7 @@ def test_an_unsupported_decoder_is_refused_by_name() -> None:
     sizes |= dict.fromkeys(("num_encoder_attention_heads", "num_decoder_attention_heads"), 2)
     model = transformers.ProphetNetForConditionalGeneration(transformers.ProphetNetConfig(**sizes))
     with pytest.raises(NotUsableError, match="ProphetNetForConditionalGeneration has no cross-attention"):
-        llm.probe_encoder_decoder(model, [0], kv_dtype="float32")
+        probe_encoder_decoder(model, [0], kv_dtype="float32")
 
 
 def test_generation_settings_are_applied_or_reported(tmp_path: Path) -> None:
@@ -217,7 +219,7 @@ def test_each_graph_holds_its_own_weights(made: Any) -> None:
 class PackedGraphs:
     """Runner of both graphs of an encoder-decoder, their layers packed and fused."""
 
-    def __init__(self, model: Any, shape: llm.StepShape) -> None:
+    def __init__(self, model: Any, shape: StepShape) -> None:
         graph = capture_encoder_decoder(model, shape)
         self.step, encoder = (prepack.packed(one.exported) for one in (graph, graph.parts[ENCODER]))
         self._calls = {"logits": self.step.module(), HIDDEN: encoder.module()}
@@ -234,7 +236,7 @@ class PackedGraphs:
 def test_fused_layers_keep_source_and_decoder_tokens_apart(name: str) -> None:
     sizes = {"d_model": 64, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96}
     model: Any = build(name, **sizes)
-    shape = llm.probe_encoder_decoder(model, [START], kv_dtype="float32")
+    shape = probe_encoder_decoder(model, [START], kv_dtype="float32")
     compress.quantize_model(model, Plan(source="test", quant="int8:weight"))
     packed = PackedGraphs(model, shape)
     calls = Counter(str(node.target) for node in packed.step.graph.nodes)

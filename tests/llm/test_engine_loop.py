@@ -18,7 +18,15 @@ from infer.llm.engine.engine import Engine
 from infer.llm.engine.requests import Output, Request
 from infer.llm.engine.sampling.sampling_options import Sampling
 from infer.llm.engine.scheduling.engine_limits import EngineLimits
-from tests.support.fake_step import EOS, VOCABULARY, FakeStep, FallibleDrafts, expected, fake_shape
+from tests.support.fake_step import (
+    EOS,
+    VOCABULARY,
+    FakeStep,
+    FallibleDrafts,
+    expected,
+    fake_shape,
+    logits_after,
+)
 
 PAGE = 4
 
@@ -240,7 +248,7 @@ def test_a_request_that_fails_in_any_part_of_a_step_fails_alone(
         )
         monkeypatch.setattr(running._model_runner._step_inputs, "build", build)
     else:
-        from infer.llm.engine import output_processor as module
+        from infer.llm.engine import request_manager as module
 
         monkeypatch.setattr(module, where, broken(getattr(module, where), lambda sequence: [sequence]))
     running.submit(request("good", letters(6)))
@@ -373,6 +381,79 @@ class Evens:
 
     def open(self, constraint: Mapping[str, Any]) -> OnlyEven:
         return OnlyEven(constraint["length"])
+
+
+LEFT_OUT: list[dict[str, Any]] = [
+    {"allowed_token_ids": (4, 5, 7, 9, 30)},
+    {"bad_words": ("D", "EH", "HEE")},
+    {"allowed_token_ids": (4, 5, 7, 9), "bad_words": ("E", "DD", "GI"), "frequency_penalty": 0.5},
+]
+
+
+def slowly(asked: Request) -> list[int]:
+    """Return the most likely tokens that are allowed, each by a search through all of them."""
+    sampling, tokens = asked.sampling, list(asked.prompt)
+    words = [[ord(letter) - 64 for letter in word] for word in sampling.bad_words]
+    while len(tokens) < len(asked.prompt) + sampling.max_tokens:
+        output = tokens[len(asked.prompt) :]
+        row = logits_after(np.array(tokens)).astype(np.float64)
+        for token in range(VOCABULARY):
+            row[token] -= sampling.frequency_penalty * output.count(token)
+            bad = any((output + [token])[-len(word) :] == word for word in words)
+            if bad or (sampling.allowed_token_ids and token not in sampling.allowed_token_ids):
+                row[token] = -np.inf
+        tokens.append(int(row.argmax()))
+    return tokens[len(asked.prompt) :]
+
+
+@pytest.mark.parametrize("drafts", [None, FallibleDrafts(5, 0.3)], ids=["plain", "drafted"])
+@pytest.mark.parametrize("left_out", LEFT_OUT, ids=str)
+def test_tokens_left_out_are_those_of_a_slow_search(
+    left_out: dict[str, Any], drafts: FallibleDrafts | None
+) -> None:
+    running = engine(tokenizer=words(), speculation=drafts)
+    asked = [request(str(i), letters(5, i), max_tokens=40, **left_out) for i in range(3)]
+    for one in (*asked, request("free", letters(5), max_tokens=40)):
+        running.submit(one)
+    outputs = drive(running)
+    assert [tokens(outputs, one.id) for one in asked] == [slowly(one) for one in asked]
+    assert tokens(outputs, "free") == expected(request("free", letters(5), max_tokens=40))
+
+
+def test_a_request_without_an_allowed_token_fails_alone() -> None:
+    running = engine(tokenizer=words())
+    running.submit(request("none", letters(5), allowed_token_ids=(4, 5), bad_words=("D", "E")))
+    running.submit(request("free", letters(5)))
+    outputs = drive(running)
+    (failed,) = [o for o in outputs if o.id == "none"]
+    assert (failed.finish, failed.fault) == ("error", "InputError")
+    assert "no token is left" in str(failed.stopped_by)
+    assert tokens(outputs, "free") == expected(request("free", letters(5)))
+
+
+@pytest.mark.parametrize(
+    ("options", "where"),
+    [({"allowed_token_ids": (VOCABULARY,)}, "allowed_token_ids"), ({"bad_words": ("",)}, "bad_words"),
+     ({"bad_words": ("a\ud800",)}, "bad_words")],
+)  # fmt: skip
+def test_tokens_and_words_that_can_not_be_left_out_are_refused(options: dict[str, Any], where: str) -> None:
+    with pytest.raises(InputError) as caught:
+        engine(tokenizer=words()).submit(request("a", letters(3), **options))
+    assert caught.value.where == where
+
+
+def test_bad_words_need_a_tokenizer() -> None:
+    with pytest.raises(InputError, match="need a tokenizer"):
+        engine().submit(request("a", letters(3), bad_words=("D",)))
+
+
+def test_an_output_of_several_tokens_tells_the_text_of_each() -> None:
+    running = engine(tokenizer=words(), speculation=FallibleDrafts(3, 0.0))
+    running.submit(request("a", letters(5), max_tokens=30))
+    outputs = drive(running)
+    assert max(len(o.token_ids) for o in outputs) > 1
+    for output in outputs:
+        assert output.ends == (tuple(range(1, len(output.text) + 1)) if len(output.token_ids) > 1 else ())
 
 
 @pytest.mark.parametrize("speculation", [None, FallibleDrafts(3, 0.2)])

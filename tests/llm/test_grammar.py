@@ -121,6 +121,42 @@ def test_the_json_object_format_gives_an_object(grammars: GrammarCache, seed: in
     assert isinstance(json.loads(wander(grammars, BYTES, {"json_object": True}, seed)), dict)
 
 
+GRAMMARS = {
+    "lark": 'start: "{" word ("," word)* "}"\nword: /[b-d]+/ | "[" word "]"  // a comment }\n',
+    "gbnf": 'root ::= "{" word ("," word)* "}"\nword ::= [b-d]+ | "[" word "]"\n',
+}
+
+
+@pytest.mark.parametrize("notation", GRAMMARS)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_grammar_of_lark_or_gbnf_is_enforced(grammars: GrammarCache, notation: str, wrapped: bool) -> None:
+    constraint: dict[str, Any] = {"grammar": GRAMMARS[notation]}
+    if wrapped:
+        constraint = {"answer": {"grammar": constraint, "start": "<think>", "end": "</think>"}}
+    for text in ("{bcd}", "{b,[[c]],dd}", *(["<think>a {</think>{b}"] if wrapped else [])):
+        assert takes(grammars.open(constraint), text), text
+    for text in ("{}", "{a}", "{b,[c}", "b", "<think>a"):
+        assert not takes(grammars.open(constraint), text), text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "start: nope",
+        'start: "a',
+        "root ::= nope",
+        'x ::= "a"',
+        "root ::= " + "(" * 4000,
+        "start: %json {",
+    ],
+)
+def test_a_grammar_that_can_not_be_read_is_refused(grammars: GrammarCache, text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        grammars.check({"grammar": text})
+    assert caught.value.where == "grammar"
+
+
 def test_a_choice_is_one_of_its_strings_and_a_longer_one_may_go_on(grammars: GrammarCache) -> None:
     constraint = {"choice": ["yes", "yes, but", 'a "quoted"\nline', "é😀"]}
     for text in constraint["choice"]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
+from infer import families
 from infer.graph import capture
-from infer.llm.step.length_free_layers import is_rewritten, use_whole_sequences
+from infer.llm.step.length_free_layers import use_whole_sequences
 from infer.load.heads.text import Decoder
 from infer.spec import TensorSpec
 from tests.support.tiny_decoders import SIZES, VOCABULARY, build
@@ -18,6 +20,11 @@ OWN_CODE += ("gpt_neox_japanese", "mpt", "xglm")
 STATES = ("falcon_h1", "jamba", "lfm2", "mamba", "mamba2", "qwen3_5_text", "recurrent_gemma")
 # Their own code is bound to the length at capture.
 BOUND = ("doge", "gpt_neo", "mpt", "mamba", "mamba2", "qwen3_5_text")
+
+
+def is_rewritten(model: nn.Module) -> bool:
+    known = {*families.known().attention, *families.known().mixers}
+    return any(families.class_name(module) in known for module in model.modules())
 
 
 def decoder(name: str) -> Decoder:

@@ -13,12 +13,18 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from infer import compress, llm
+from infer import compress
 from infer.compress.packed_layers import QuantizedLinear
 from infer.errors import BusyError, InferError, SourceError, UsageError
-from infer.llm import Engine, EngineLimits, FullSequenceRunner, Request, Sampling, StepShape
+from infer.llm.engine.engine import Engine
+from infer.llm.engine.requests import Request
+from infer.llm.engine.sampling.sampling_options import Sampling
+from infer.llm.engine.scheduling.engine_limits import EngineLimits
 from infer.llm.lora.adapters import Adapters
-from infer.llm.step.full_sequence_runner import attention_inputs
+from infer.llm.step.full_sequence_runner import FullSequenceRunner, attention_inputs
+from infer.llm.step.paged_step import capture_step, with_adapters
+from infer.llm.step.probe import probe
+from infer.llm.step.step_shape import StepShape
 from infer.options.values import parse_adapters as parse
 from infer.plan import Plan
 from tests.support.tiny_decoders import VOCABULARY, build
@@ -35,9 +41,9 @@ class Graph:
     """The exported step of a model with room for two adapters of rank 4."""
 
     def __init__(self, model: nn.Module) -> None:
-        shape = llm.probe(model, page=4, kv_dtype="float32")
-        self.shape = llm.with_adapters(model, shape, 2, 4)
-        graph = llm.capture_step(model, self.shape)
+        shape = probe(model, page=4, kv_dtype="float32")
+        self.shape = with_adapters(model, shape, 2, 4)
+        graph = capture_step(model, self.shape)
         self.inputs, self._model_runner, self.constants = (
             graph.inputs,
             graph.callable(),
@@ -138,8 +144,8 @@ def test_two_adapters_and_none_in_one_batch_equal_merged_weights(name: str, tmp_
 
 def test_without_an_adapter_the_logits_are_those_of_a_step_without_room(llama: Graph) -> None:
     model, ids = build("llama"), torch.tensor([[5, 6, 7, 8], [9, 8, 7, 6]])
-    plain = llm.probe(model, page=4, kv_dtype="float32")
-    call = llm.capture_step(model, plain).callable()
+    plain = probe(model, page=4, kv_dtype="float32")
+    call = capture_step(model, plain).callable()
 
     class Plain:
         def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -279,7 +285,7 @@ def test_an_adapter_in_use_is_not_unloaded(llama: Graph, loaded: Adapters) -> No
 
 def test_a_model_without_adapter_slots_refuses_adapters() -> None:
     model = build("llama")
-    shape = llm.probe(model, page=4, kv_dtype="float32")
+    shape = probe(model, page=4, kv_dtype="float32")
     running = Engine(model, shape, tokenizer=None, eos_ids=[], kv_bytes=64 * shape.layers * shape.page_bytes)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="takes no adapters"):
         running.submit(ask("a", "one"))

@@ -13,10 +13,11 @@ import pytest
 import torch
 from torch import nn
 
-from infer import llm
 from infer.errors import SourceError
 from infer.llm.lora import config as adapter_config
 from infer.llm.lora.adapters import Adapters
+from infer.llm.step.paged_step import capture_step, with_adapters
+from infer.llm.step.probe import probe
 from tests.llm.test_lora import logits, together
 from tests.support.tiny_decoders import build
 
@@ -102,9 +103,9 @@ class Base:
         from tests.llm.test_lora import Graph
 
         self.model = build(name)
-        shape = llm.with_adapters(self.model, llm.probe(self.model, page=4, kv_dtype="float32"), 1, 8)
+        shape = with_adapters(self.model, probe(self.model, page=4, kv_dtype="float32"), 1, 8)
         self.graph = Graph.__new__(Graph)
-        captured = llm.capture_step(self.model, shape)
+        captured = capture_step(self.model, shape)
         self.graph.shape, self.graph._model_runner = shape, captured.callable()
 
     def loaded(self, folder: Path) -> torch.Tensor:

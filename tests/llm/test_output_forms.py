@@ -240,8 +240,29 @@ def test_arguments_of_strict_tools_are_valid_also_where_no_call_is(name: str, ta
 
 
 @pytest.mark.parametrize("name", UNMARKED)
-def test_strict_leaves_forms_without_a_mark_before_calls_free(name: str) -> None:
-    assert constrain([Tool("f", {"type": "object"}, strict=True)], "auto", forms.get(name)) is None
+def test_strict_holds_in_forms_without_a_mark_before_calls(name: str, takes: Any) -> None:
+    schema = {"type": "object", "properties": {"days": {"type": "integer"}}, "additionalProperties": False}
+    tools = [Tool("weather", schema, strict=True)]
+    constraint = constrain(tools, "auto", forms.get(name))
+    before = "<|channel|>final<|message|>" if name == "harmony" else ""
+    for text in ('{"city": "Bern", "name": "Bob"}', "[1] Well, <b> {x}.", "[weather] (sunny)"):
+        assert takes(constraint, before + text), text
+        assert not tool_parser(forms.get(name), tools).read_all(before + text)[1]
+    good, bad = (written(name, [("weather", {"days": days})]) for days in (2, "two"))
+    assert takes(constraint, good)
+    assert not takes(constraint, bad)
+    assert not takes(constraint, f" <think>x</think> {bad}")
+    assert not takes(constraint, written(name, [("weather", {"hours": 2})]))
+
+
+def test_a_strict_tool_of_harmony_leaves_its_other_messages_free(takes: Any) -> None:
+    constraint = constrain([Tool("f", {"type": "object"}, strict=True)], "auto", forms.get("harmony"))
+    aside = "<|channel|>%s<|message|>I look.<|end|><|start|>assistant"
+    call = written("harmony", [("f", {})])
+    for before in ("", aside % "commentary", aside % "analysis" + aside % "commentary"):
+        assert takes(constraint, before + call)
+        assert takes(constraint, f"{before}<|channel|>final<|message|>No.")
+    assert not takes(constraint, aside % "commentary to=functions.f")
 
 
 @pytest.mark.parametrize("name", ["qwen3_coder", "pythonic", "gemma4"])

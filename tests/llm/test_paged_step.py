@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from infer import llm
 from infer.attention import KV_DTYPES
 from infer.errors import NotUsableError
 from infer.llm.step import paged_step
 from infer.llm.step.attention import paged_attention
 from infer.llm.step.full_sequence_runner import attention_inputs
+from infer.llm.step.paged_step import capture_step
+from infer.llm.step.probe import probe
+from infer.llm.step.step_shape import StepShape
 from tests.support.tiny_decoders import GROUPED, SIZES, VOCABULARY, build
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and the exporter have many to give
@@ -18,9 +20,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and the export
 STEPS = [(7, 1), (1, 1), (3, 9), (0, 1), (9, 9), (1, 0)]
 
 
-def in_steps(model: torch.nn.Module, shape: llm.StepShape, ids: torch.Tensor) -> torch.Tensor:
+def in_steps(model: torch.nn.Module, shape: StepShape, ids: torch.Tensor) -> torch.Tensor:
     """Logits of ids [2, 21] by the captured step, pages interleaved and given out backwards."""
-    run = llm.capture_step(model, shape).callable()
+    run = capture_step(model, shape).callable()
     pages = -(-21 // shape.page)
     table = torch.arange(2 * pages - 1, -1, -1, dtype=torch.int32).reshape(pages, 2).t().contiguous()
     cache, done = shape.new_cache(2 * pages), [0, 0]
@@ -42,7 +44,7 @@ def test_a_step_gives_the_logits_of_transformers(name: str) -> None:
     ids = torch.randint(3, VOCABULARY, (2, 21))
     with torch.no_grad():
         expected = model(input_ids=ids, use_cache=False).logits
-    shape = llm.probe(model, page=4, kv_dtype="float32")
+    shape = probe(model, page=4, kv_dtype="float32")
     torch.testing.assert_close(in_steps(model, shape, ids), expected, atol=2e-5, rtol=1e-4)
 
 
@@ -51,13 +53,13 @@ def test_attention_output_can_be_viewed_by_the_model() -> None:
     ids = torch.randint(3, VOCABULARY, (2, 21))
     with torch.no_grad():
         expected = model(input_ids=ids, use_cache=False).logits
-    shape = llm.probe(model, page=4, kv_dtype="float32")
+    shape = probe(model, page=4, kv_dtype="float32")
     torch.testing.assert_close(in_steps(model, shape, ids), expected, atol=2e-5, rtol=1e-4)
 
 
 def test_layers_are_distinguished_by_their_order() -> None:
     """The exporter passes stand-ins for modules that live for one call, so that their ids come again."""
-    shape = llm.StepShape(
+    shape = StepShape(
         layers=3, query_heads=2, kv_heads=1, head_dim=16, vocab_size=8, max_positions=64, page=4
     )
     cache = shape.new_cache(2)
@@ -78,7 +80,7 @@ def test_a_step_over_a_quantized_cache_stays_close(dtype: str, error: float) -> 
     ids = torch.randint(3, VOCABULARY, (2, 21))
     with torch.no_grad():
         expected = model(input_ids=ids, use_cache=False).logits
-    shape = llm.probe(model, page=4, kv_dtype=dtype)
+    shape = probe(model, page=4, kv_dtype=dtype)
     got = in_steps(model, shape, ids)
     assert (got - expected).norm() / expected.norm() < error
 
@@ -91,4 +93,4 @@ def test_a_model_without_the_attention_interface_is_refused() -> None:
     )
     model = AutoModelForCausalLM.from_config(config).eval()
     with pytest.raises(NotUsableError, match="paged cache|attention interface"):
-        llm.probe(model)
+        probe(model)

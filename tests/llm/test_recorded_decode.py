@@ -36,6 +36,12 @@ SAMPLINGS: list[dict[str, Any]] = [
     {"temperature": 1.1, "top_p": 0.95, "frequency_penalty": 1.5, "logit_bias": {4: 3.0, 9: -50.0}},
     {"temperature": 0.8, "min_tokens": 9, "stop_token_ids": (11, 12, 13)},
     {"temperature": 1.0, "top_k": 20, "n": 3},
+    {
+        "temperature": 0.9,
+        "allowed_token_ids": (4, 5, 9, 17, 33),
+        "repetition_penalty": 1.2,
+        "logit_bias": {4: 2.0},
+    },
     {"temperature": 0.6, "logprobs": 2, "max_tokens": 6},
 ]
 

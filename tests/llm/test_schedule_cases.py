@@ -12,7 +12,6 @@ from torch import Tensor, nn
 pytest.importorskip("transformers")
 
 from backends import eager
-from infer import llm
 from infer.cli import main
 from infer.errors import GateError
 from infer.fidelity import excess, judge
@@ -21,6 +20,7 @@ from infer.fidelity.token_errors import token_errors
 from infer.llm.step.attention.paged_attention import use_paged_attention
 from infer.llm.step.full_sequence_runner import FullSequenceRunner
 from infer.llm.step.paged_step import Step
+from infer.llm.step.probe import probe
 from infer.llm.step.schedules.schedule_cases import SCHEDULES
 from infer.llm.step.schedules.schedule_consistency import (
     compare_schedules,
@@ -86,7 +86,7 @@ def plant(model: nn.Module, fault: Callable[[Tensor], Tensor]) -> None:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
 def test_a_layer_that_depends_on_the_call_is_refused_in_float(fault: Callable[[Tensor], Tensor]) -> None:
     model = build("llama")
-    shape = llm.probe(model)
+    shape = probe(model)
     plant(model, fault)
     with pytest.raises(
         GateError, match=r"ends of pages differs most from one prefill at position \d+ by"
@@ -98,7 +98,7 @@ def test_a_layer_that_depends_on_the_call_is_refused_in_float(fault: Callable[[T
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_neox", "opt", "mixtral"])
 def test_a_correct_decoder_passes_the_schedule_check_in_float(name: str) -> None:
     model = build(name)
-    (found,) = require_float_step(model, llm.probe(model), IDS)
+    (found,) = require_float_step(model, probe(model), IDS)
     assert isinstance(found.value, float)
     assert found.value < 1e-5
 
@@ -149,7 +149,7 @@ def nothing(given: dict[str, Tensor]) -> None: ...
 
 def metrics_of(wrong: Callable[[dict[str, Tensor]], None], **changes: str) -> list[Metric]:
     model = build("llama")
-    shape = llm.probe(model, **changes)
+    shape = probe(model, **changes)
     windows = judged_windows(IDS, VOCABULARY, 256)
     stepping = FullSequenceRunner(Runner(model, shape, wrong), shape)
     with torch.no_grad():
@@ -180,7 +180,7 @@ def angles_end_at_100(given: dict[str, Tensor]) -> None:
 
 def test_a_fault_at_late_positions_alone_is_refused() -> None:
     model = build("llama")
-    shape = llm.probe(model)
+    shape = probe(model)
     late = late_window(IDS, VOCABULARY, 250, 1000)
     assert late is not None
     assert len(late) == 250

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from infer import llm
 from infer.kernels.ops.state_space.causal_conv import causal_conv
 from infer.llm.step.full_sequence_runner import FullSequenceRunner
+from infer.llm.step.paged_step import capture_step
+from infer.llm.step.probe import probe
 from infer.llm.step.schedules.schedule_consistency import require_float_step
+from infer.llm.step.step_shape import StepShape
 from tests.support.tiny_decoders import VOCABULARY, build
 from tests.support.tiny_hybrids import STATEFUL
 
@@ -19,7 +21,7 @@ IDS = torch.randint(3, VOCABULARY, (2, 64), generator=torch.Generator().manual_s
 @pytest.mark.parametrize("name", STATEFUL)
 def test_every_schedule_gives_the_logits_of_transformers(name: str) -> None:
     model = build(name, sizes=STATEFUL[name])
-    shape = llm.probe(model)
+    shape = probe(model)
     assert shape.state_layers > 0
     (found,) = require_float_step(model, shape, IDS)
     assert isinstance(found.value, float)
@@ -29,8 +31,8 @@ def test_every_schedule_gives_the_logits_of_transformers(name: str) -> None:
 class Captured:
     """Runs a captured step."""
 
-    def __init__(self, model: torch.nn.Module, shape: llm.StepShape) -> None:
-        self._call = llm.capture_step(model, shape).callable()
+    def __init__(self, model: torch.nn.Module, shape: StepShape) -> None:
+        self._call = capture_step(model, shape).callable()
 
     def run(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         with torch.no_grad():
@@ -39,7 +41,7 @@ class Captured:
 
 def test_a_captured_step_gives_the_logits_of_transformers() -> None:
     model = build("lfm2", sizes=STATEFUL["lfm2"])
-    shape = llm.probe(model, page=4, kv_dtype="float32")
+    shape = probe(model, page=4, kv_dtype="float32")
     with torch.no_grad():
         expected = model(input_ids=IDS, use_cache=False).logits
     runner = FullSequenceRunner(Captured(model, shape), shape)

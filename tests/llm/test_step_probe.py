@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from infer import llm
 from infer.errors import NotUsableError
+from infer.llm.step.probe import probe
 from infer.llm.step.token_mixing import CHANGED, NUM_TOKENS, mixes
 from tests.support.tiny_decoders import COMMON, GROUPED, SIZES, WIDE, build
 from tests.support.tiny_hybrids import EXPERTS, HYBRIDS
@@ -30,7 +30,7 @@ PLAIN: dict[str, dict[str, Any]] = {
 def test_a_layer_with_state_of_its_own_is_refused_by_name(name: str) -> None:
     sizes, layer = HYBRIDS[name]
     with pytest.raises(NotUsableError) as refused:
-        llm.probe(build(name, sizes=sizes))
+        probe(build(name, sizes=sizes))
     assert f"layer {layer}" in str(refused.value)
     assert "its state would be lost between steps" in str(refused.value)
 
@@ -39,13 +39,13 @@ def test_a_layer_with_state_of_its_own_is_refused_by_name(name: str) -> None:
 def test_a_decoder_that_keeps_only_keys_and_values_is_accepted(name: str) -> None:
     model = build(name, sizes=SIZES.get(name) or PLAIN[name])
     calls = 2 if name == "diffllama" else 1  # it attends twice in a layer
-    assert llm.probe(model).layers == calls * model.config.num_hidden_layers
+    assert probe(model).layers == calls * model.config.num_hidden_layers
 
 
 @pytest.mark.parametrize("name", ["big_bird", "megatron-bert"])
 def test_attention_outside_the_interface_is_refused_by_name(name: str) -> None:
     with pytest.raises(NotUsableError, match=r"layer \S+ \(\w+Attention\) mixes tokens outside"):
-        llm.probe(build(name, sizes=COMMON))
+        probe(build(name, sizes=COMMON))
 
 
 @pytest.mark.parametrize(
@@ -61,17 +61,17 @@ def test_a_mask_the_operator_does_not_compute_is_refused(
     """Chunks of 96 tokens are longer than any run of the probe: the function behind the mask tells."""
     sizes = {**WITH_EXPERTS, "head_dim": 16} if name == "llama4_text" else WITH_EXPERTS
     with pytest.raises(NotUsableError, match=said):
-        llm.probe(build(name, sizes={**sizes, **changes}))
+        probe(build(name, sizes={**sizes, **changes}))
 
 
 def test_chunks_no_sequence_reaches_are_no_reason_to_refuse() -> None:
     sizes = {**WITH_EXPERTS, "head_dim": 16, "attention_chunk_size": 256}
-    assert llm.probe(build("llama4_text", sizes=sizes)).max_positions == 256
+    assert probe(build("llama4_text", sizes=sizes)).max_positions == 256
 
 
 def test_positions_a_model_counts_itself_are_refused() -> None:
     with pytest.raises(NotUsableError, match="logits differ from those of one run by"):
-        llm.probe(build("bart", sizes={**COMMON, "is_decoder": True, "is_encoder_decoder": False}))
+        probe(build("bart", sizes={**COMMON, "is_decoder": True, "is_encoder_decoder": False}))
 
 
 def test_changing_a_token_changes_only_its_own_outputs() -> None:
@@ -103,4 +103,4 @@ def test_a_shifted_token_is_detected_by_the_step_probe(place: str, share: float)
     owner = model.get_submodule(f"model.layers.1.{place}".rpartition(".")[0])
     setattr(owner, place.rpartition(".")[2], _Smear(owner.get_submodule(place.rpartition(".")[2]), share))
     with pytest.raises(NotUsableError, match=rf"layer model\.layers\.1\.{place} \(_Smear\)"):
-        llm.probe(model)
+        probe(model)

@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from infer import Plan, llm, load
+from infer import Plan, load
 from infer.errors import SourceError
+from infer.llm.step.probe import probe
 from infer.load.model_patches.vlm_language_model import has_tower, language_tower
 from infer.load.weights import in_memory
 from tests.support.tiny_decoders import GROUPED, VOCABULARY
@@ -62,7 +63,7 @@ def test_the_language_tower_gives_the_logits_of_the_whole_model(name: str, tmp_p
     found = next(finding for finding in loaded.findings if finding.what == "language tower")
     assert type(model).__name__ in found.why
     assert "vis" in found.why
-    assert llm.probe(loaded.module.model).layers == 2
+    assert probe(loaded.module.model).layers == 2
 
 
 def test_a_folder_with_the_sizes_of_its_tower_beside_the_images_opens(tmp_path: Path) -> None:

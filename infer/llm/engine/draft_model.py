@@ -21,12 +21,12 @@ import torch
 from ..step.step_shape import StepShape
 from .acceptance import AcceptanceRate, DraftStats, StepCosts, averaged
 from .cache.block_manager import BlockManager, default_budget, new_cache, pages_for
-from .interfaces import PagedTokens, StepRunner
+from .model_runner import StepRunner
 from .requests import Request
 from .sampling.sampler import Sampler
 from .scheduling.engine_limits import EngineLimits
 from .sequence import Sequence
-from .step_inputs import StepInputs
+from .step_inputs import PagedTokens, StepInputs
 
 MOST = 8  # tokens of a draft
 PRIOR = 0.6  # acceptance before any was seen
@@ -35,7 +35,7 @@ PRIOR_COST = 0.3  # of one drafted token, in steps, before any was timed
 
 
 class DraftSequence:
-    """State of one completion in the draft model; implements `interfaces.Speculator` and `interfaces.PagedTokens`.
+    """State of one completion in the draft model; implements `sequence.Speculator` and `step_inputs.PagedTokens`.
 
     `tokens`: those of the completion and behind them the last draft; `shared`: how many were the completion's.
     """

@@ -1,17 +1,13 @@
-"""Drafts of sequences: who makes them, and the errors that the inputs of a model may cause."""
+"""Drafts of sequences: who makes them, and what follows where that fails."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from typing import Protocol
 
-from ...errors import InferError
-from .interfaces import Speculator
 from .requests import Request
-from .sequence import Sequence
-
-# Errors that the inputs of a step may cause; any other is a bug and ends the loop.
-FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError, InferError)
+from .sequence import Sequence, Speculator
+from .stop_conditions import FAILURES
 
 
 class Speculation(Protocol):

@@ -1,8 +1,7 @@
 """Engine of a language model: takes requests and runs the model step by step, many sequences per step.
 
 One thread owns an engine. `step()` schedules (scheduler), builds inputs (step_inputs), runs the model and samples
-(model_runner), applies the tokens (output_processor), and returns outputs; request_manager knows the state of each
-request.
+(model_runner), applies the tokens and returns outputs (request_manager, which knows the state of each request).
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from ..lora.adapters import Adapters
 from ..step.graph_inputs import Bucket, decode_buckets, mixed_buckets, mixed_sizes
 from ..step.step_shape import StepShape
 from ..text.detokenize import DetokenizerFactory
+from ..text.grammar.grammar import GrammarCache
 from .cache.block_manager import BlockManager, new_cache
 from .cache.cache_sizing import CacheSizes
 from .cache.state_rows import StateRows
 from .drafts import Speculation, draft
-from .interfaces import GrammarBackend, StepRunner
-from .model_runner import ModelRunner
+from .model_runner import ModelRunner, StepRunner
 from .recorded.decoder import RecordedDecoder
 from .request_manager import RequestManager
 from .requests import Output, Request
@@ -59,7 +58,7 @@ class Engine:
         eos_ids: Many[int],
         kv_bytes: int | None = None,
         limits: EngineLimits | None = None,
-        grammars: GrammarBackend | None = None,
+        grammars: GrammarCache | None = None,
         speculation: Speculation | None = None,
         adapters: Adapters | None = None,
         device: str = "cpu",
@@ -97,6 +96,8 @@ class Engine:
             grammars=grammars,
             speculation=self._speculation,
             adapters=self.adapters,
+            eos_ids=self.eos_ids,
+            context=self.context,
             source=shape.source,
         )
         self._model_runner = self._new_model_runner(step)
@@ -124,7 +125,6 @@ class Engine:
             self.scheduler,
             self._request_manager,
             self.statistics,
-            eos_ids=self.eos_ids,
             context=self.context,
             clock=self._clock,
             adapters=self.adapters,

@@ -7,17 +7,15 @@ sequence whose next token is then dropped; its place in the cache is free at onc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from ..lora.adapters import Adapters
-from .drafts import FAILURES, Speculation
-from .interfaces import StepRunner
-from .output_processor import OutputProcessor
+from .drafts import Speculation
 from .recorded.decoder import PendingTokens, RecordedDecoder
 from .request_manager import RequestManager
 from .sampling.prompt_logprobs import PromptRows, compute_prompt_logprobs, prompt_logit_rows
@@ -29,7 +27,14 @@ from .sequence import ScheduledSequence
 from .source_encoder import SourceEncoder
 from .stats import EngineStats
 from .step_inputs import StepInputs
-from .stop_conditions import error_fields
+from .stop_conditions import FAILURES, error_fields
+
+
+class StepRunner(Protocol):
+    """A step of a language model as a backend opens it."""
+
+    def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Run the step on the inputs of `llm.step.paged_step`: {"logits": float32 [rows, vocab]}; writes the cache."""
 
 
 class LaunchedStep(NamedTuple):
@@ -67,7 +72,6 @@ class ModelRunner:
         request_manager: RequestManager,
         statistics: EngineStats,
         *,
-        eos_ids: Collection[int],
         context: int,
         clock: Callable[[], float],
         adapters: Adapters | None,
@@ -78,9 +82,6 @@ class ModelRunner:
         self._step, self._cache, self._step_inputs, self._sampler = step, cache, batch, sampler
         self._scheduler, self._request_manager, self._statistics = scheduler, request_manager, statistics
         self._clock, self._context = clock, context
-        self._outputs = OutputProcessor(
-            scheduler, request_manager, statistics, page=batch.page, eos_ids=eos_ids, context=context
-        )
         self._adapters, self._speculation = adapters, speculation
         self._states, self._sources, self._decoder = scheduler.state_rows, sources, decoder
         self.pending: LaunchedStep | None = None
@@ -159,7 +160,7 @@ class ModelRunner:
                 with torch.inference_mode():
                     encoded = self._sources.encode(work)
             scored = prompt_logit_rows(work, rows)
-            sample_rows, slices = self._outputs.sample_rows(work, rows)
+            sample_rows, slices = self._request_manager.sample_rows(work, rows)
             inputs = self._step_inputs.build(work, rows)
         self._add_persistent_inputs(inputs, work)
         built = self._clock()
@@ -185,7 +186,7 @@ class ModelRunner:
             self._apply_decode(step, sampled)
         else:
             prefill = step.encoded + sum(item.num_tokens for item in step.work if not item.is_decode)
-            decoded = self._outputs.apply(step.work, step.sample_rows, step.slices, sampled)
+            decoded = self._request_manager.apply(step.work, step.sample_rows, step.slices, sampled)
         waited = read - max(step.launched, self._read_at)
         times = (step.built - step.started, step.launched - step.built, waited, self._clock() - read)
         self._statistics.count(prefill, decoded, times)
@@ -204,7 +205,7 @@ class ModelRunner:
             if token == UNDECIDED and self._decoder is not None:
                 self._decoder.forget(sequence)
             else:
-                self._outputs.append(sequence, token, sampled.logprobs.get(row))
+                self._request_manager.append(sequence, token, sampled.logprobs.get(row))
 
     def _add_persistent_inputs(self, inputs: dict[str, Tensor], work: Many[ScheduledSequence]) -> None:
         """Add the inputs that outlive a step: the caches, and the adapters."""

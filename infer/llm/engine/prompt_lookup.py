@@ -55,6 +55,7 @@ class PromptLookup:
         return len(cast("SequenceLookup", sequence.speculator).draft(sequence.tokens, limit)) > 1
 
     def measured(self, tokens: int, sequences: int, seconds: float) -> None:
+        """Count the seconds of a step without prefill: `tokens` (drafts included) of `sequences` sequences."""
         self._sequences = sequences
         self.costs.add(tokens, sequences, seconds)
         self.stats.token_cost = self.cost
@@ -65,7 +66,7 @@ class PromptLookup:
 
 
 class SequenceLookup:
-    """Index of one sequence's tokens; implements `interfaces.Speculator`.
+    """Index of one sequence's tokens, from which its drafts come.
 
     Positions of equal pairs of tokens are chained, the last one first, so that a token is added in constant time and
     the longest match among the last `MAX_CANDIDATES` positions is found by comparing.
@@ -84,6 +85,7 @@ class SequenceLookup:
         self._used = 0
 
     def draft(self, tokens: Many[int], limit: int) -> Many[int]:
+        """Return at most `limit` tokens that may follow prompt and output; none when drafting would not pay."""
         place, length = self._match(tokens)
         if not length:
             return ()
@@ -96,6 +98,7 @@ class SequenceLookup:
         return [tokens[place + i % period] for i in range(min(count, limit))]
 
     def observe(self, drafted: int, accepted: int) -> None:
+        """Count how many tokens of the last draft that ran were accepted; the draft may have been cut."""
         self._rates[self._used].add(drafted, accepted)
         stats = self._owner.stats
         stats.checks += 1

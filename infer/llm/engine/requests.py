@@ -38,7 +38,7 @@ class Request(msgspec.Struct, kw_only=True):
     features: bytes | None = None
     transcription: TranscriptionRules | None = None  # for the tokens of a speech-to-text model
     grammar: dict[str, Any] | None = (
-        None  # {"json_schema": …} | {"regex": …} | {"choice": […]} | {"json_object": true}
+        None  # {"json_schema": …} | {"regex": …} | {"choice": […]} | {"grammar": "…"} | {"json_object": true}
     )
 
 
@@ -52,6 +52,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     index: int
     token_ids: tuple[int, ...] = ()
     text: str = ""
+    ends: tuple[int, ...] = ()  # of several tokens: the length of `text` after each of them
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: FinishReason | None = None
     stopped_by: str | int | None = None

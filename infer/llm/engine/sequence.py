@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence as Many
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
 
 from .cache.prefix_hash import hash_page, hash_root, source_digest
-from .interfaces import Grammar, Speculator
 from .requests import Request, TokenLogprob
 
 if TYPE_CHECKING:
+    from ..text.grammar.grammar import Matcher
     from ..text.stop_strings import TextStream
     from .sampling.penalties import TokenCounts
 
@@ -20,7 +23,7 @@ class RequestState:
     """State of one request. `rank`: its fixed order; one step of priority is worth `aging` seconds of waiting.
 
     Of an encoder-decoder `start` is what the decoder begins with, if the encoder reads the prompt of the request, and
-    `source_rows` the length of the encoder's output.
+    `source_rows` the length of the encoder's output. `bad_words`: their token ids.
     """
 
     def __init__(
@@ -32,6 +35,7 @@ class RequestState:
         *,
         start: tuple[int, ...] = (),
         source_rows: int = 0,
+        bad_words: Many[tuple[int, ...]] = (),
     ) -> None:
         self.request, self.sampling = request, request.sampling
         self.rank = (arrival + request.priority * aging, number)
@@ -52,6 +56,8 @@ class RequestState:
             None if sampling.prompt_logprobs is None else [None]
         )
         self.cached_tokens = 0
+        self.allowed_tokens = np.array(sampling.allowed_token_ids, dtype=np.int64)  # empty: all
+        self.bad_words = bad_words
         self.has_penalties = (
             sampling.repetition_penalty != 1
             or sampling.presence_penalty != 0
@@ -61,6 +67,8 @@ class RequestState:
         self.fast_decode = (
             not self.has_penalties
             and not sampling.logit_bias
+            and not sampling.allowed_token_ids
+            and not bad_words
             and sampling.logprobs is None
             and sampling.min_tokens == 0
             and request.grammar is None
@@ -78,6 +86,13 @@ class RequestState:
     def add_prompt_logprobs(self, values: list[TokenLogprob]) -> None:
         if self.prompt_logprobs is not None:
             self.prompt_logprobs += values
+
+
+class Speculator(Protocol):
+    """Record of one completion, by which drafts are made for it."""
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """Report how many tokens of the last draft that ran were accepted; the draft may have been cut."""
 
 
 class Sequence:
@@ -113,9 +128,13 @@ class Sequence:
         self.snapshot = b""  # hash of its last page of output whose state was kept
         self.draft_tokens: list[int] = []
         self.finished = False
-        # A recorded step can't sample its tokens: logprobs, rules of a transcript, or a flat distribution.
-        self.sampled_on_host = state.sampling.logprobs is not None or state.request.transcription is not None
-        self.grammar: Grammar | None = None
+        # A recorded step can't sample its tokens: logprobs, what depends on the last ones, or a flat distribution.
+        self.sampled_on_host = (
+            state.sampling.logprobs is not None
+            or state.request.transcription is not None
+            or bool(state.bad_words)
+        )
+        self.grammar: Matcher | None = None
         self.speculator: Speculator | None = None
         self.text: TextStream | None = None
         self.token_counts: TokenCounts | None = None
@@ -124,6 +143,11 @@ class Sequence:
     def source_left(self) -> int:
         """Rows of its source that the encoder has still to compute."""
         return 0 if self.source_ready else self.state.source_rows
+
+    def last_output(self, count: int, num_drafts: int = 0) -> list[int]:
+        """Return the last `count` tokens of the output, and `num_drafts` of the draft behind them."""
+        start = max(self.state.prompt_length, len(self.tokens) - count)
+        return [*self.tokens[start:], *self.draft_tokens[:num_drafts]]
 
     def page_hash(self, block: int, page: int) -> bytes:
         """Return the hash of a full page; the tokens up to its end must exist."""

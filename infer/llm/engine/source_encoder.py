@@ -16,7 +16,7 @@ from ..step.encoder_decoder.source_pages import TOKENS, Source, encode, source_i
 
 if TYPE_CHECKING:
     from ..step.step_shape import SourceShape, StepShape
-    from .interfaces import StepRunner
+    from .model_runner import StepRunner
     from .requests import Request
     from .sequence import ScheduledSequence
 

@@ -43,11 +43,11 @@ class EngineStats(msgspec.Struct):
         self.step_tokens[place] += 1
         self.prefill_tokens += prefill
         self.decode_tokens += decoded
-        built, ran, sampled, error_fields = times
+        built, ran, sampled, applied = times
         self.scheduling_seconds += built
         self.step_seconds += ran
         self.sampling_seconds += sampled
-        self.output_seconds += error_fields
+        self.output_seconds += applied
         rate = (prefill + decoded) / max(sum(times), 1e-9)
         before = self.tokens_per_second or rate
         self.tokens_per_second = before + SMOOTHING * (rate - before)

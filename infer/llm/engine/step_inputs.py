@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .interfaces import PagedTokens
+
+class PagedTokens(Protocol):
+    """Tokens over pages of a cache; `num_computed_tokens` of them are there."""
+
+    tokens: list[int]
+    draft_tokens: list[int]  # behind them
+    num_computed_tokens: int
+    pages: list[int]
+    table_row: int  # of the table of pages that a step reads
+    num_synced_pages: int  # how many pages stand in it
+
 
 
 class StepInputs:

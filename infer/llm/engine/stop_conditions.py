@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from ...errors import GrammarError, InputError
+from ...errors import GrammarError, InferError, InputError
 from .requests import FinishReason, Output, TokenLogprob
 
 if TYPE_CHECKING:  # the server's front imports this file, and no torch
     from .sequence import Sequence as Completion
+
+# Errors that the inputs of a step may cause; any other is a bug and ends the loop.
+FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError, InferError)
 
 
 def append_token(completion: Completion, token: int, eos_ids: Collection[int], context: int) -> Output:
@@ -41,6 +44,7 @@ def append_tokens(
     """
     tokens: list[int] = []
     logprobs: list[TokenLogprob] = []
+    ends: list[int] = []
     text, draft = "", completion.draft_tokens
     for place, token in enumerate(drawn):
         if token < 0:
@@ -52,11 +56,12 @@ def append_tokens(
             logprobs.append(scores[place])
         shown, finish, by = _accept_token(completion, token, eos_ids, context)
         text += shown
+        ends.append(len(text))
         if finish is not None:
-            return _make_output(completion, tokens, logprobs, text, finish, by)
+            return _make_output(completion, tokens, logprobs, text, finish, by, ends)
         if place < len(draft) and draft[place] != token:
             break
-    return _make_output(completion, tokens, logprobs, text)
+    return _make_output(completion, tokens, logprobs, text, ends=ends)
 
 
 def final_output(
@@ -107,6 +112,7 @@ def _make_output(
     text: str,
     finish: FinishReason | None = None,
     by: str | int | None = None,
+    ends: Sequence[int] = (),
 ) -> Output:
     state = completion.state
     if finish is not None and completion.text is not None and not (finish == "stop" and isinstance(by, str)):
@@ -121,6 +127,7 @@ def _make_output(
         index=completion.index,
         token_ids=tuple(tokens),
         text=text,
+        ends=tuple(ends) if len(tokens) > 1 else (),
         logprobs=tuple(logprobs),
         finish=finish,
         stopped_by=by,

@@ -118,7 +118,7 @@ def read(folder: Path, shape: AdapterShape) -> dict[str, tuple[Tensor, Tensor]]:
     except SafetensorError as error:
         raise SourceError(f"not a safetensors file: {error}", where=str(path)) from error
     sites = {site.name: site for site in shape.sites}
-    config.check_time(list(sites))
+    config.check_time(list(sites), path)
     halves: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         match = _KEY.fullmatch(key)

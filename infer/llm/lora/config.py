@@ -6,14 +6,15 @@ in these tables is refused unless its value is empty, so that a field of a later
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from ...errors import SourceError
 from .patterns import check_pattern, first_match, is_named
@@ -22,10 +23,6 @@ CONFIG = "adapter_config.json"
 MAX_CONFIG = 1 << 20  # bytes
 MATCH_SECONDS = 5.0  # for all names and patterns of one adapter
 
-_READ = {
-    "peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights",
-    "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",
-}  # fmt: skip
 # Training, provenance, and initializations whose results are the saved A and B; fan_in_fan_out is how the base weight
 # is stored, which does not matter to the added product; tied layers are none that take adapters.
 _NO_EFFECT = {
@@ -56,39 +53,57 @@ _RESIDUAL = re.compile(r"pissa(_niter_\d+)?|corda|olora|lora_ga|loftq", re.IGNOR
 _CONVERT = "Save it again with PEFT's save_pretrained(…, path_initial_model_for_weight_conversion=…)"
 
 
-@dataclasses.dataclass(frozen=True)
-class LoraConfig:
-    """The fields that decide where an adapter acts and how strongly."""
+Rank = Annotated[int, msgspec.Meta(ge=1)]
+Number = Annotated[float, msgspec.Meta(ge=-1e38, le=1e38)]
+Names = list[str] | str | None
 
-    path: Path
-    rank: int = 8
-    alpha: float = 8.0
-    rslora: bool = False
-    ranks: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    alphas: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    targets: Sequence[str] | str | None = None
-    excluded: Sequence[str] | str | None = None
-    layers: Sequence[int] | None = None
-    layers_pattern: Sequence[str] = ()
+
+class LoraConfig(msgspec.Struct, frozen=True):
+    """The fields that decide where an adapter acts and how strongly, by their names in adapter_config.json."""
+
+    r: Rank = 8
+    lora_alpha: Number = 8.0
+    use_rslora: bool = False
+    rank_pattern: dict[str, Rank] = {}
+    alpha_pattern: dict[str, Number] = {}
+    target_modules: Names = None
+    exclude_modules: Names = None
+    layers_to_transform: list[int] | int | None = None
+    layers_pattern: Names = None
+
+    @property
+    def layers(self) -> Sequence[int] | None:
+        """Numbers of the layers to transform, None for all of them: PEFT takes an empty list as that too."""
+        layers = self.layers_to_transform
+        return [layers] if isinstance(layers, int) else layers or None
+
+    def patterns(self) -> list[str]:
+        """List all regular expressions in it."""
+        each = [*self.rank_pattern, *self.alpha_pattern, *self._layers_patterns]
+        return each + [
+            names for names in (self.target_modules, self.exclude_modules) if isinstance(names, str)
+        ]
 
     def rank_of(self, name: str) -> int:
-        return int(first_match(self.ranks, name, self.rank))
+        return int(first_match(self.rank_pattern, name, self.r))
 
     def scale_of(self, name: str) -> float:
         rank = self.rank_of(name)
-        return float(first_match(self.alphas, name, self.alpha)) / (math.sqrt(rank) if self.rslora else rank)
+        alpha = float(first_match(self.alpha_pattern, name, self.lora_alpha))
+        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     def adapts(self, name: str) -> bool:
         """Return true if PEFT gives a layer an adapter, or decides by the class of the base model."""
-        if is_named(self.excluded, name):
+        targets = self.target_modules
+        if is_named(self.exclude_modules, name):
             return False
-        if self.targets is None or self.targets == "all-linear":
+        if targets is None or targets == "all-linear":
             return True
-        if isinstance(self.targets, str) or self.layers is None:
-            return is_named(self.targets, name)
-        return is_named(self.targets, name) and self._index(name) in self.layers
+        if isinstance(targets, str) or self.layers is None:
+            return is_named(targets, name)
+        return is_named(targets, name) and self._index(name) in self.layers
 
-    def check_time(self, names: Sequence[str]) -> None:
+    def check_time(self, names: Sequence[str], path: Path) -> None:
         """Match each name once; raise `SourceError` when the patterns take longer than a load may."""
         deadline = time.monotonic() + MATCH_SECONDS
         for name in names:
@@ -96,46 +111,41 @@ class LoraConfig:
             self.scale_of(name)
             if time.monotonic() > deadline:
                 raise SourceError(
-                    f"the patterns take longer than {MATCH_SECONDS:g} s to match", where=str(self.path)
+                    f"the patterns take longer than {MATCH_SECONDS:g} s to match", where=str(path)
                 )
+
+    @property
+    def _layers_patterns(self) -> Sequence[str]:
+        given = self.layers_pattern or ()
+        return [given] if isinstance(given, str) else given
 
     def _index(self, name: str) -> int:
         """Return the first number in a name, as PEFT takes it, or -1."""
-        patterns = [rf"(?:^|.*?\.){p}" for p in self.layers_pattern] or [r".*?\.[^.]*"]
+        patterns = [rf"(?:^|.*?\.){p}" for p in self._layers_patterns] or [r".*?\.[^.]*"]
         for pattern in patterns:
             if match := re.match(rf"{pattern}\.(?P<idx>\d+)\.", name):
                 return int(match["idx"])
         return -1
 
 
+_READ = {"peft_type", "init_lora_weights", *LoraConfig.__struct_fields__}
+
+
 def read_config(folder: Path) -> LoraConfig:
     """Read adapter_config.json; raises `SourceError` for anything in it that is not computed here."""
     path = folder / CONFIG
-    config = _load(folder, path)
-    for field, value in config.items():
+    given = _load(folder, path)
+    for field, value in given.items():
         _check_field(field, value, path)
-    patterns = {key: _mapping(config, key, path) for key in ("rank_pattern", "alpha_pattern")}
-    layers = config.get("layers_to_transform")
-    found = LoraConfig(
-        path=path,
-        rank=_rank(config.get("r", 8), "r", path),
-        alpha=_number(config.get("lora_alpha", 8), "lora_alpha", path),
-        rslora=_flag(config, "use_rslora", path),
-        ranks={k: _rank(v, "rank_pattern", path) for k, v in patterns["rank_pattern"].items()},
-        alphas={k: _number(v, "alpha_pattern", path) for k, v in patterns["alpha_pattern"].items()},
-        targets=_names(config, "target_modules", path),
-        excluded=_names(config, "exclude_modules", path) or None,
-        layers=_indices(layers, path),
-        layers_pattern=_listed(_names(config, "layers_pattern", path)),
-    )
-    if found.layers is not None and isinstance(found.targets, str):
+    try:
+        config = msgspec.convert({name: v for name, v in given.items() if v is not None}, LoraConfig)
+    except msgspec.ValidationError as error:
+        raise SourceError(str(error), where=str(path)) from error
+    if config.layers is not None and isinstance(config.target_modules, str):
         raise SourceError("layers_to_transform needs target_modules as a list", where=str(path))
-    for pattern in [*found.ranks, *found.alphas, *found.layers_pattern]:
+    for pattern in config.patterns():
         check_pattern(pattern, path)
-    for whole in (found.targets, found.excluded):
-        if isinstance(whole, str):
-            check_pattern(whole, path)
-    return found
+    return config
 
 
 def _load(folder: Path, path: Path) -> dict[str, Any]:
@@ -172,52 +182,3 @@ def _check_init(value: Any, path: Path) -> None:
         raise SourceError(f"init_lora_weights {value!r}: {why}", where=str(path), hint=hint)
     if not (isinstance(value, bool) or value in _INITS):
         raise SourceError(f"init_lora_weights {value!r:.60} is not supported", where=str(path))
-
-
-def _mapping(config: Mapping[str, Any], key: str, path: Path) -> dict[str, Any]:
-    value = config.get(key) or {}
-    if not isinstance(value, dict):
-        raise SourceError(f"expected an object as {key}, got {value!r:.60}", where=str(path))
-    return value
-
-
-def _number(value: Any, key: str, path: Path) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= 1e38:
-        raise SourceError(f"expected finite numbers as {key}, got {value!r:.60}", where=str(path))
-    return float(value)
-
-
-def _rank(value: Any, key: str, path: Path) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise SourceError(f"expected positive integers as {key}, got {value!r:.60}", where=str(path))
-    return value
-
-
-def _flag(config: Mapping[str, Any], key: str, path: Path) -> bool:
-    value = config.get(key)
-    if value is not None and not isinstance(value, bool):
-        raise SourceError(f"expected true or false as {key}, got {value!r:.60}", where=str(path))
-    return bool(value)
-
-
-def _names(config: Mapping[str, Any], key: str, path: Path) -> Sequence[str] | str | None:
-    value = config.get(key)
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise SourceError(f"expected names as {key}, got {value!r:.60}", where=str(path))
-    return value
-
-
-def _indices(value: Any, path: Path) -> Sequence[int] | None:
-    """Return the layers to transform; empty means all of them, as in PEFT."""
-    found = [value] if isinstance(value, int) else value
-    if found is not None and not (
-        isinstance(found, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in found)
-    ):
-        raise SourceError(f"expected integers as layers_to_transform, got {value!r:.60}", where=str(path))
-    return found or None
-
-
-def _listed(value: Sequence[str] | str | None) -> Sequence[str]:
-    return [value] if isinstance(value, str) and value else value or ()

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...spec import TensorSpec
 from ..lora.layers import INDEX
+from .encoder_decoder.source_pages import Source
 from .step_shape import StepShape
 
 CONTEXT = 128  # tokens before a decode step that is timed
@@ -40,73 +41,95 @@ def attention_inputs(
     }
 
 
-def state_inputs(
-    states: Tensor | None,
-    done: Sequence[int],
-    new: Sequence[int],
-    rows: Sequence[tuple[int, int]] | None = None,
-) -> dict[str, Tensor]:
+def state_inputs(states: Tensor | None, done: Sequence[int], new: Sequence[int]) -> dict[str, Tensor]:
     """Build the state inputs of a step, {} for a model without state layers (`states` None).
 
-    `rows`: the row that each sequence reads and the one it writes; row i in place for sequence i by default.
+    Sequence i reads and writes row i in place.
     """
     if states is None:
         return {}
-    if rows is None:
-        rows = [(i if count else -1, i) for i, count in enumerate(done)]
-    ends = list(itertools.accumulate(new))
-    cuts = [(end - count, end, *row) for end, count, row in zip(ends, new, rows, strict=True)]
+    ends = itertools.accumulate(new)
+    cuts = [
+        (end - count, end, i if before else -1, i)
+        for i, (end, count, before) in enumerate(zip(ends, new, done, strict=True))
+    ]
     return {"state_cache": states, "state_segments": torch.tensor(cuts, dtype=torch.int64)}
+
+
+class Room(NamedTuple):
+    """Cache of one call, and the inputs of a step of its sequences by their tokens so far and their new ones."""
+
+    cache: Tensor
+    inputs: Callable[[Sequence[int], Sequence[int]], dict[str, Tensor]]
 
 
 class FullSequenceRunner:
     """Runner of `step` on whole sequences, one call at a time; each call uses a cache of its own."""
 
+    ids = "input_ids"  # name of the tokens among the inputs
+
     def __init__(self, step: Any, shape: StepShape, device: str = "cpu") -> None:
         self.step, self.shape, self.device = step, shape, device
-        self.inputs: tuple[TensorSpec, ...] = (TensorSpec("input_ids", "int64", ("batch", "seq")),)
+        self.inputs: tuple[TensorSpec, ...] = (TensorSpec(self.ids, "int64", ("batch", "seq")),)
         self.outputs = full_sequence_outputs(shape)
         self._adapters = {} if shape.adapters is None else shape.adapters.none(1, device)
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Compute the logits in two steps, so that the second one reads the cache."""
-        ids = inputs["input_ids"].cpu()
+        ids = inputs[self.ids].cpu()
         batch, length = ids.shape
-        table, cache, states = self._room(batch, length)
-        first = length // 2
+        room = self._room(self._sources_of(inputs), length)
         parts = []
-        for start, stop in ((0, first), (first, length)):
+        for start, stop in ((0, length // 2), (length // 2, length)):
             if start == stop:
                 continue
-            done, new = [start] * batch, [stop - start] * batch
-            named = attention_inputs(self.shape, done, new, table) | state_inputs(states, done, new)
+            named = room.inputs([start] * batch, [stop - start] * batch)
             count = batch * (stop - start)
-            logits = self.call(ids[:, start:stop].flatten(), torch.arange(count), cache, named)
+            logits = self.call(ids[:, start:stop].flatten(), torch.arange(count), room.cache, named)
             parts.append(logits.unflatten(0, (batch, stop - start)))
         return {"logits": torch.cat(parts, 1)}
 
     def decoding(self, batch: int, context: int = CONTEXT) -> Callable[[], Any]:
-        """Return a call that decodes one token of each of `batch` sequences after `context` tokens."""
+        """Return a call that decodes one token of each of `batch` sequences after `context` tokens.
+
+        A source has `context` tokens too.
+        """
         context = min(context, self.shape.max_positions - 1)
-        table, cache, states = self._room(batch, context + 1)
-        done, new = [context] * batch, [1] * batch
-        named = attention_inputs(self.shape, done, new, table) | state_inputs(states, done, new)
+        room = self._room([self._source(context)] * batch, context + 1)
+        named = room.inputs([context] * batch, [1] * batch)
         ids, rows = torch.ones(batch, dtype=torch.int64), torch.arange(batch)
-        return lambda: self.call(ids, rows, cache, named)
+        return lambda: self.call(ids, rows, room.cache, named)
 
     def reading(self, tokens: int) -> Callable[[], Any]:
         """Return a call that computes a prompt of `tokens` tokens and the logits of its last one."""
         tokens = min(tokens, self.shape.max_positions)
-        table, cache, states = self._room(1, tokens)
-        named = attention_inputs(self.shape, [0], [tokens], table) | state_inputs(states, [0], [tokens])
+        room = self._room([self._source(tokens)], tokens)
+        named = room.inputs([0], [tokens])
         ids, rows = torch.ones(tokens, dtype=torch.int64), torch.tensor([tokens - 1])
-        return lambda: self.call(ids, rows, cache, named)
+        return lambda: self.call(ids, rows, room.cache, named)
 
-    def _room(self, batch: int, length: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _sources_of(self, inputs: Mapping[str, Tensor]) -> list[Source]:
+        """Return the source of each sequence of a batch, which is empty for a model without an encoder."""
+        return [{}] * len(inputs[self.ids])
+
+    def _source(self, tokens: int) -> Source:
+        """Return a source of so many tokens for a call that is timed."""
+        return {}
+
+    def _room(self, sources: Sequence[Source], length: int) -> Room:
+        """Allocate a cache for a sequence of `length` tokens beside each source."""
+        table = self._table(len(sources), length)
+        states = self.shape.new_state(len(sources), self.device)
+        return Room(
+            self.shape.new_cache(table.numel(), self.device),
+            lambda done, new: (
+                attention_inputs(self.shape, done, new, table) | state_inputs(states, done, new)
+            ),
+        )
+
+    def _table(self, batch: int, length: int) -> Tensor:
         blocks = max(-(-length // self.shape.page), 1)
-        table = torch.arange(batch * blocks, dtype=torch.int32).reshape(batch, blocks)
-        cache = self.shape.new_cache(batch * blocks, self.device)
-        return table, cache, self.shape.new_state(batch, self.device)
+        return torch.arange(batch * blocks, dtype=torch.int32).reshape(batch, blocks)
 
     def call(self, ids: Tensor, rows: Tensor, cache: Tensor, named: Mapping[str, Tensor]) -> Tensor:
         """Run one step and return the logits of `rows`; `named` is what `attention_inputs` and `state_inputs` give."""

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ... import families
 from ...attention import alibi, visible
 from ...kernels.ops.state_space.state_call import StateCall
 from .attention.patched_attention import replaced_attention
@@ -26,12 +25,6 @@ def use_whole_sequences(model: nn.Module) -> Iterator[None]:
     """Rewrite attention modules and state layers of `model` for calls on whole sequences, within the context."""
     with replaced_attention(model, _attend), use_state_cache(model, _from_zero):
         yield
-
-
-def is_rewritten(model: nn.Module) -> bool:
-    """Return True if `model` has layers that `use_whole_sequences` rewrites."""
-    known = {*families.known().attention, *families.known().mixers}
-    return any(families.class_name(module) in known for module in model.modules())
 
 
 def _attend(

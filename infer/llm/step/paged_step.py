@@ -14,6 +14,9 @@ routed to `infer::attend_paged` (see `paged_attention`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
 import msgspec
 import torch
 from torch import Tensor, nn
@@ -23,11 +26,24 @@ from ...graph import capture
 from ...graph.program import TorchGraph
 from ...spec import TensorSpec
 from ..engine.scheduling.engine_limits import MAX_SEQUENCES, MAX_TOKENS
-from ..lora.layers import INDEX, WEIGHTS, AdapterShape, adapted, adapter_shape
+from ..lora.layers import INDEX, WEIGHTS, adapted, adapter_shape
 from .attention.paged_attention import CALL, StepCall, use_paged_attention
+from .encoder_decoder.source_pages import LENGTHS, TABLE
 from .step_shape import StepShape
 
+Paged = Callable[[nn.Module], AbstractContextManager[None]]
 MAX_BLOCKS, MAX_PAGES = 65536, 1 << 24
+SIZES = {
+    "tokens": (1, MAX_TOKENS),
+    "sequences": (1, MAX_SEQUENCES),
+    "starts": (2, MAX_SEQUENCES + 1),
+    "rows": (1, MAX_TOKENS),
+    "blocks": (1, MAX_BLOCKS),
+    "pages": (1, MAX_PAGES),
+    "state_rows": (1, MAX_PAGES),
+    "segments": (1, MAX_TOKENS),
+    "source_blocks": (1, MAX_BLOCKS),
+}
 
 
 class Step(nn.Module):
@@ -53,30 +69,42 @@ class Step(nn.Module):
         state_segments: Tensor | None = None,
         adapter_index: Tensor | None = None,
         adapter_weights: Tensor | None = None,
+        source_table: Tensor | None = None,
+        source_lens: Tensor | None = None,
     ) -> Tensor:
-        tensors = {
+        given = {
             "positions": positions,
             "slot_mapping": slot_mapping,
             "block_table": block_table,
             "query_start": query_start,
+            "seq_lens": seq_lens,
+            "logit_rows": logit_rows,
+            "kv_cache": kv_cache,
+            "state_cache": state_cache,
+            "state_segments": state_segments,
+            INDEX: adapter_index,
+            WEIGHTS: adapter_weights,
+            TABLE: source_table,
+            LENGTHS: source_lens,
         }
-        tensors |= {"seq_lens": seq_lens, "kv_cache": kv_cache}
-        if state_cache is not None and state_segments is not None:
-            tensors |= {"state_cache": state_cache, "state_segments": state_segments}
-        if adapter_index is not None and adapter_weights is not None:
-            tensors |= {INDEX: adapter_index, WEIGHTS: adapter_weights}
+        tensors = {name: tensor for name, tensor in given.items() if tensor is not None}
         self.last = StepCall(tensors, self.page, self.dtype, self.records_attention)
         token = CALL.set(self.last)
         try:
-            out = self.model(
-                input_ids=token_ids[None],
-                position_ids=positions[None],
-                use_cache=False,
-                logits_to_keep=logit_rows,
-            )
+            logits = self.run_model(token_ids, positions, logit_rows)
         finally:
             CALL.reset(token)
-        return out.logits[0].float()
+        return logits[0].float()
+
+    def run_model(self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor) -> Tensor:
+        """Call the model as its own code has it; returns logits [1, rows, vocab]."""
+        out = self.model(
+            input_ids=token_ids[None],
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=logit_rows,
+        )
+        return out.logits  # type: ignore[no-any-return]
 
 
 def example(kv_cache: Tensor) -> dict[str, Tensor]:
@@ -95,7 +123,7 @@ def example(kv_cache: Tensor) -> dict[str, Tensor]:
 
 def inputs(shape: StepShape) -> tuple[TensorSpec, ...]:
     """Return the input specs of a step."""
-    return (
+    specs = [
         TensorSpec("token_ids", "int64", ("tokens",)),
         TensorSpec("positions", "int64", ("tokens",)),
         TensorSpec("slot_mapping", "int64", ("tokens",)),
@@ -104,24 +132,17 @@ def inputs(shape: StepShape) -> tuple[TensorSpec, ...]:
         TensorSpec("seq_lens", "int32", ("sequences",)),
         TensorSpec("logit_rows", "int64", ("rows",)),
         TensorSpec("kv_cache", "uint8", (shape.layers, "pages", shape.page_bytes)),
-        *_state_inputs(shape),
-        *_adapter_inputs(shape.adapters),
-    )
-
-
-def _state_inputs(shape: StepShape) -> tuple[TensorSpec, ...]:
-    if not shape.state_floats:
-        return ()
-    return (
-        TensorSpec("state_cache", "float32", ("state_rows", shape.state_floats)),
-        TensorSpec("state_segments", "int64", ("segments", 4)),
-    )
-
-
-def _adapter_inputs(shape: AdapterShape | None) -> tuple[TensorSpec, ...]:
-    if shape is None:
-        return ()
-    return TensorSpec(INDEX, "int64", ("tokens",)), TensorSpec(WEIGHTS, "float32", (shape.size,))
+    ]
+    if shape.state_floats:
+        specs.append(TensorSpec("state_cache", "float32", ("state_rows", shape.state_floats)))
+        specs.append(TensorSpec("state_segments", "int64", ("segments", 4)))
+    if shape.adapters is not None:
+        specs.append(TensorSpec(INDEX, "int64", ("tokens",)))
+        specs.append(TensorSpec(WEIGHTS, "float32", (shape.adapters.size,)))
+    if shape.source is not None:
+        specs.append(TensorSpec(TABLE, "int32", ("tokens", "source_blocks")))
+        specs.append(TensorSpec(LENGTHS, "int32", ("tokens",)))
+    return tuple(specs)
 
 
 def with_adapters(model: nn.Module, shape: StepShape, slots: int, rank: int) -> StepShape:
@@ -134,25 +155,22 @@ def with_adapters(model: nn.Module, shape: StepShape, slots: int, rank: int) -> 
     return msgspec.structs.replace(shape, adapters=found)
 
 
-def capture_step(model: nn.Module, shape: StepShape, *, whole: nn.Module | None = None) -> TorchGraph:
-    """Export the step of a causal language model. `whole`: module to export instead of a plain `Step` of it."""
-    sizes = {
-        "tokens": (1, MAX_TOKENS),
-        "sequences": (1, MAX_SEQUENCES),
-        "starts": (2, MAX_SEQUENCES + 1),
-        "rows": (1, MAX_TOKENS),
-        "blocks": (1, MAX_BLOCKS),
-        "pages": (1, MAX_PAGES),
-        "state_rows": (1, MAX_PAGES),
-        "segments": (1, MAX_TOKENS),
-    }
-    step = whole or Step(model, shape.page, shape.kv_dtype).eval()
+def capture_step(
+    model: nn.Module, shape: StepShape, kind: type[Step] = Step, paged: Paged = use_paged_attention
+) -> TorchGraph:
+    """Export the step of a language model; `paged` routes its attention to pages within a context."""
     samples = example(shape.new_cache(2))
     if (states := shape.new_state(2)) is not None:
         samples |= {"state_cache": states, "state_segments": torch.tensor([[0, 3, -1, 0], [3, 5, -1, 1]])}
     if shape.adapters is not None:
         samples |= shape.adapters.none(len(samples["token_ids"]))
-    with use_paged_attention(model), adapted(model, shape.adapters, lambda: CALL.get().tensors):
+    if shape.source is not None:
+        samples |= {
+            TABLE: torch.zeros((5, 2), dtype=torch.int32),
+            LENGTHS: torch.ones(5, dtype=torch.int32),
+        }
+    step = kind(model, shape.page, shape.kv_dtype).eval()
+    with paged(model), adapted(model, shape.adapters, lambda: CALL.get().tensors):
         return capture.capture(
-            step, inputs(shape), samples, sizes=sizes, outputs=("logits",), task="text-generation"
+            step, inputs(shape), samples, sizes=SIZES, outputs=("logits",), task="text-generation"
         )

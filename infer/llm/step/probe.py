@@ -6,9 +6,12 @@ compute, or logits that differ from those of one whole run.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 
 from ...errors import NotUsableError
@@ -35,14 +38,10 @@ def probe(
     models on meta are not run on values. Raises `NotUsableError` with the reason.
     """
     on_meta = any(parameter.is_meta for parameter in model.parameters())
-    try:
+    with refusing_failures():
         shape = _probe_attention(model, page, kv_dtype, values=not on_meta)
         if run_chunks and not on_meta:
             _compare_chunks(model, shape)
-    except NotUsableError:
-        raise
-    except _FAILURES as error:
-        raise NotUsableError(f"the model can't run over a paged cache: {error}") from error
     return shape
 
 
@@ -113,7 +112,7 @@ def _mixing(base: tuple[list[AttentionCall], Tensor], other: tuple[list[Attentio
 
 def _compare_chunks(model: nn.Module, shape: StepShape) -> None:
     """Raise unless the step in uneven chunks gives the logits of the model's own forward."""
-    small = StepShape(**{**_fields(shape), "page": 4, "kv_dtype": "float32"})
+    small = replace(shape, page=4, kv_dtype="float32")
     length = sum(new[0] for new in _CHUNKS)
     first, second = sample_tokens(shape.vocab_size)
     ids = torch.stack([first[:length], second.flip(0)[:length]])
@@ -135,15 +134,27 @@ def _compare_chunks(model: nn.Module, shape: StepShape) -> None:
                     into.append(part)
                 done = [d + n for d, n in zip(done, new, strict=True)]
     got = torch.stack([torch.cat(part) for part in rows])
-    error = float((got - expected[:, : got.shape[1]]).norm() / expected.norm().clamp(min=1e-30))
+    require_equal(got, expected[:, : got.shape[1]])
+
+
+def require_equal(got: Tensor, expected: Tensor) -> None:
+    """Raise `NotUsableError` unless logits of steps are those of one run, all float32."""
+    error = float((got - expected).norm() / expected.norm().clamp(min=1e-30))
     if not error <= _MAX_ERROR:
         raise NotUsableError(
             f"step by step over a paged cache its logits differ from those of one run by {error:.2g} (relative)"
         )
 
 
-def _fields(shape: StepShape) -> dict[str, Any]:
-    return {name: getattr(shape, name) for name in shape.__struct_fields__}
+@contextlib.contextmanager
+def refusing_failures() -> Iterator[None]:
+    """Turn what a model's own code raises into `NotUsableError`."""
+    try:
+        yield
+    except NotUsableError:
+        raise
+    except _FAILURES as error:
+        raise NotUsableError(f"the model can't run over a paged cache: {error}") from error
 
 
 def _vocab_size(model: Any) -> int:

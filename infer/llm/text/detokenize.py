@@ -11,6 +11,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from .tokenizer import BYTE_LEVEL
+
 if TYPE_CHECKING:
     import tokenizers
 
@@ -29,13 +31,6 @@ class Detokenizer(Protocol):
         """Return the rest at the end; an incomplete character is U+FFFD."""
 
 
-def _bytes_of_characters() -> dict[str, int]:
-    """Return GPT-2's alphabet of byte-level tokens: the 188 printable bytes, then the others from U+0100 on."""
-    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in set(kept)]
-    return {chr(b): b for b in kept} | {chr(256 + i): b for i, b in enumerate(others)}
-
-
 class DetokenizerFactory:
     """Makes the detokenizers of one tokenizer; shared by all completions."""
 
@@ -47,7 +42,6 @@ class DetokenizerFactory:
             token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special
         )
         self.byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
-        self._alphabet = _bytes_of_characters()
         self._bytes: dict[int, bytes] = {}
 
     def start(self, prompt: Sequence[int], *, skip_special: bool = True) -> Detokenizer:
@@ -65,7 +59,7 @@ class DetokenizerFactory:
         found = self._bytes.get(token)
         if found is None:
             text = self.tokenizer.id_to_token(token) or ""
-            codes = [self._alphabet.get(character, -1) for character in text]
+            codes = [BYTE_LEVEL.get(character, -1) for character in text]
             found = self._bytes[token] = text.encode() if -1 in codes else bytes(codes)
         return found
 

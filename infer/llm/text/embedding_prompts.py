@@ -10,11 +10,7 @@ from .tokenizer import TextOrPair
 
 
 def with_prompt(
-    texts: Sequence[TextOrPair],
-    meta: Mapping[str, Any],
-    name: str | None = None,
-    *,
-    where: str = "prompt_name",
+    texts: Sequence[TextOrPair], meta: Mapping[str, Any], name: str | None = None
 ) -> list[TextOrPair]:
     """Return the texts as the model reads them: after its prompt, and in lower case where it was trained so.
 
@@ -26,7 +22,7 @@ def with_prompt(
     if chosen is not None and chosen not in known:
         raise InputError(
             f"expected a prompt of {', '.join(known) or 'this model, which has none'}, got {chosen!r}",
-            where=where,
+            where="prompt_name",
         )
     prompt = known[chosen] if chosen is not None else ""
     found: list[TextOrPair] = [prompt + text if isinstance(text, str) else text for text in texts]

@@ -23,6 +23,11 @@ from .languages import language_id, languages, with_source_language
 MAX_BYTES = 1 << 28  # of tokenizer.json
 STRIDE = 64  # tokens that two pieces of a long context share
 TextOrPair = str | Sequence[str]  # a text, or two that a model compares
+_PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))
+# Alphabet of byte-level tokens (GPT-2): printable Latin-1 stands for itself, the other bytes from U+0100 on.
+BYTE_LEVEL = {chr(byte): byte for byte in _PRINTED} | {
+    chr(256 + i): byte for i, byte in enumerate(byte for byte in range(256) if byte not in _PRINTED)
+}
 
 
 class Tokenizer:
@@ -178,7 +183,7 @@ class LLMTokenizer:
         if number in self._added:
             return self._added[number].encode()
         if "ByteLevel" in self._decoders:
-            return b"".join(_BYTE_OF[c] if c in _BYTE_OF else c.encode() for c in piece)
+            return b"".join(bytes([BYTE_LEVEL[c]]) if c in BYTE_LEVEL else c.encode() for c in piece)
         if len(piece) == 6 and piece.startswith("<0x") and "ByteFallback" in self._decoders:
             return bytes([int(piece[3:5], 16)])
         return self._spelled(piece).encode()
@@ -232,14 +237,3 @@ def _opened(path: Path) -> Any:
         raise ArtifactError(f"the tokenizer can't be read: {said}", where=str(path)) from error
     tokenizer.no_padding()
     return tokenizer
-
-
-def _bytes_of_characters() -> dict[str, bytes]:
-    """Return the alphabet of byte-level BPE (GPT-2): printable Latin-1, other bytes from U+0100 on."""
-    own = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in own]
-    characters = {chr(byte): bytes([byte]) for byte in own}
-    return characters | {chr(0x100 + i): bytes([byte]) for i, byte in enumerate(others)}
-
-
-_BYTE_OF = _bytes_of_characters()

@@ -20,7 +20,7 @@ import msgspec
 
 from ...errors import InputError
 from .forms import Form, Thought
-from .grammar.grammar_request import ToolCallGrammar
+from .grammar.grammar_request import FreeText, ToolCallGrammar
 from .tool_parser import ToolParser
 
 Choice = Literal["none", "auto", "required"] | str
@@ -85,12 +85,9 @@ def constrain(
     """Return a `Request.grammar` that allows nothing but calls: of any tool, or of the one that is named.
 
     `parallel` allows several of them, in forms that have several. Under "auto" the model is free, but in its
-    calls where a tool is `strict`, if its form has a mark before all calls that tells them from other text.
+    calls where a tool is `strict`.
     """
-    free = ""
-    if choice == "auto" and any(tool.strict for tool in tools):
-        free = next((mark for mark in form.opening if (form.list_start or form.before).startswith(mark)), "")
-    if choice == "none" or (choice == "auto" and not free):
+    if choice == "none" or (choice == "auto" and not any(tool.strict for tool in tools)):
         return None
     chosen = [tool for tool in tools if choice in ("auto", "required", tool.name)]
     syntax = form.syntaxes[0]
@@ -102,9 +99,19 @@ def constrain(
         between=form.separator,
         closing=form.list_end,
         most=form.most if parallel and choice in ("auto", "required") else 1,
-        free=free,
+        free=_free_text(form, chosen) if choice == "auto" else None,
     )
     return {"calls": msgspec.to_builtins(calls)}
+
+
+def _free_text(form: Form, tools: Sequence[Tool]) -> FreeText:
+    """Return what an output may hold beside calls: text without marks of calls and what the parser takes for one."""
+    mark = next((mark for mark in form.opening if (form.list_start or form.before).startswith(mark)), "")
+    if mark or form.answer:
+        return FreeText(mark=mark, before=form.answer, asides=form.asides)
+    names = "|".join(re.escape(tool.name) for tool in tools)
+    unmarked = [call.replace("NAMES", names) for call in form.unmarked]
+    return FreeText(never=(*map(re.escape, form.opening), *unmarked))
 
 
 def tool_parser(

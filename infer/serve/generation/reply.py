@@ -22,9 +22,10 @@ class UsageCounter:
         self.completion_tokens = self.reasoning_tokens = 0
         self.reasons = False  # completions may hold thoughts
 
-    def add(self, output: Output, *, reasoning: bool = False) -> None:
+    def add(self, output: Output, *, reasoning: int = 0) -> None:
+        """Count the tokens of an output, `reasoning` of which belong to a thought."""
         self.completion_tokens += len(output.token_ids)
-        self.reasoning_tokens += len(output.token_ids) if reasoning else 0
+        self.reasoning_tokens += reasoning
 
     @property
     def cached_tokens(self) -> int:
@@ -66,11 +67,15 @@ class Reply:
         if parser is None:
             self.usage.add(output)
             return ([ToolDelta(content=output.text)] if output.text else []), finish
-        reasoned = parser.reasons
-        parts = parser.push(output.text)
-        self.usage.add(output, reasoning=reasoned or parser.reasons)
+        parts, reasoning, start = list[ToolDelta](), 0, 0
+        for end in (*output.ends[:-1], len(output.text)):  # token by token where there are several
+            reasoned = parser.reasons
+            parts += parser.push(output.text[start:end])
+            reasoning += reasoned or parser.reasons
+            start = end
+        self.usage.add(output, reasoning=min(reasoning, len(output.token_ids)))
         if finish is not None:
-            parts = [*parts, *parser.finish()]
+            parts += parser.finish()
         if not self._parallel:
             parts = [part for part in parts if not part.index]
         return parts, parser.finish_reason(finish)

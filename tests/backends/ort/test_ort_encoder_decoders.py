@@ -13,11 +13,13 @@ import torch
 from torch import nn
 
 from backends import ort
-from infer import Plan, Predictor, llm
+from infer import Plan, Predictor
 from infer.graph import encoder_decoder_graphs
 from infer.graph.program import ENCODER
 from infer.llm.engine.requests import Request, TokenLogprob
 from infer.llm.engine.sampling.sampling_options import Sampling
+from infer.llm.step.encoder_decoder.capture_encoder_decoder import capture_language_model
+from infer.llm.step.encoder_decoder.encoder_decoder_probe import probe_encoder_decoder
 from infer.llm.step.encoder_decoder.encoder_decoder_runner import SourceSequenceRunner
 from infer.spec import DECODER_IDS
 from tests.backends.ort.test_ort_steps import LENGTHS, in_steps
@@ -33,9 +35,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporters
 
 def opened(model: nn.Module, folder: Path) -> SourceSequenceRunner:
     """Lower both graphs over small pages and return a runner of whole sequences."""
-    shape = llm.probe_encoder_decoder(model, [START], kv_dtype="float32")
+    shape = probe_encoder_decoder(model, [START], kv_dtype="float32")
     shape = msgspec.structs.replace(shape, page=4)
-    graph = llm.capture_language_model(model, shape)
+    graph = capture_language_model(model, shape)
     plan = Plan(source="", device="cpu", dtype="float32")
     assert encoder_decoder_graphs.refusal(ort, graph, plan) is None
     for part, place in ((graph, folder), (graph.parts[ENCODER], folder / ENCODER)):

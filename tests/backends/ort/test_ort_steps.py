@@ -12,10 +12,13 @@ from torch import Tensor, nn
 from backends import ort
 from backends.ort import step_runner
 from backends.ort.layers import rewriter
-from infer import Plan, Predictor, llm
+from infer import Plan, Predictor
 from infer.attention import KV_DTYPES
 from infer.llm.step import paged_step
 from infer.llm.step.full_sequence_runner import attention_inputs
+from infer.llm.step.paged_step import capture_step
+from infer.llm.step.probe import probe
+from infer.llm.step.step_shape import StepShape
 from infer.onnx import export
 from tests.support.llm_artifacts import tiny
 from tests.support.tiny_decoders import VOCABULARY, build
@@ -30,17 +33,15 @@ LENGTHS = [sum(counts) for counts in zip(*STEPS, strict=True)]
 
 def opened(
     model: nn.Module, folder: Path, kv_dtype: str = "float32"
-) -> tuple[llm.StepShape, step_runner.OrtStepRunner]:
-    shape = llm.probe(model, page=4, kv_dtype=kv_dtype)
-    graph = llm.capture_step(model, shape)
+) -> tuple[StepShape, step_runner.OrtStepRunner]:
+    shape = probe(model, page=4, kv_dtype=kv_dtype)
+    graph = capture_step(model, shape)
     path = folder / "model.onnx"
     export.export(graph, path, rewriter("ort-u8u8"))
     return shape, step_runner.OrtStepRunner(path, graph.inputs, graph.outputs)
 
 
-def in_steps(
-    shape: llm.StepShape, runner: step_runner.OrtStepRunner, ids: Tensor, cache: Tensor
-) -> list[Tensor]:
+def in_steps(shape: StepShape, runner: step_runner.OrtStepRunner, ids: Tensor, cache: Tensor) -> list[Tensor]:
     """Logits of each sequence, pages interleaved and given out backwards."""
     blocks = -(-max(LENGTHS) // shape.page)
     table = torch.arange(3 * blocks - 1, -1, -1, dtype=torch.int32).reshape(blocks, 3).t().contiguous()
@@ -83,7 +84,7 @@ def test_onnx_runtime_updates_the_paged_cache_in_place(kv_dtype: str, error: flo
         assert (one - full).norm() / full.norm() < error
 
     class Plain:
-        call = staticmethod(llm.capture_step(model, shape).callable())
+        call = staticmethod(capture_step(model, shape).callable())
 
         def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
             with torch.no_grad():
@@ -112,13 +113,13 @@ def test_tokens_without_slots_and_rows_without_logits_are_skipped(tmp_path: Path
 def test_unsupported_caches_and_devices_are_refused() -> None:
     model = build("llama")
     for kind in KV_DTYPES[3:]:
-        coded = llm.capture_step(model, llm.probe(model, kv_dtype=kind))
+        coded = capture_step(model, probe(model, kv_dtype=kind))
         assert f"{kind} cache" in str(ort.refuses(coded, Plan(source="", device="cpu", dtype="float32")))
-    half = llm.capture_step(model, llm.probe(model, kv_dtype="float16"))
+    half = capture_step(model, probe(model, kv_dtype="float16"))
     assert ort.refuses(half, Plan(source="", device="cpu", dtype="float32")) is None
     assert "CPUs only" in str(ort.refuses(half, Plan(source="", device="cuda", dtype="float32")))
     sinks = build("gpt_oss")
-    graph = llm.capture_step(sinks, llm.probe(sinks))
+    graph = capture_step(sinks, probe(sinks))
     assert "sinks" in str(ort.refuses(graph, Plan(source="", device="cpu", dtype="float32")))
 
 

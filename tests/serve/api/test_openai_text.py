@@ -391,22 +391,23 @@ def test_nulls_are_accepted_and_unknown_fields_counted(raw: httpx.Client) -> Non
 
 
 REFUSED = [
-    ({"guided_grammar": 'root ::= "a"'}, "guided_grammar"),
     ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
     ({"grammar": 'root ::= "a"'}, "grammar"),
     ({"ebnf": "a"}, "ebnf"),
     ({"regex": "a"}, "regex"),
     ({"json_schema": {"type": "object"}}, "json_schema"),
     ({"structural_tag": "{}"}, "structural_tag"),
-    ({"structured_outputs": {"regex": "a", "grammar": "b"}}, "structured_outputs.grammar"),
+    ({"structured_outputs": {"regex": "a", "grammar": "b"}}, "structured_outputs"),
+    ({"guided_grammar": 'root ::= "a"', "guided_regex": "a"}, "guided_grammar"),
     ({"structured_outputs": {"structural_tag": "b"}}, "structured_outputs.structural_tag"),
     (
         {"structured_outputs": {"json": {}, "whitespace_pattern": " "}},
         "structured_outputs.whitespace_pattern",
     ),
     ({"response_format": {"type": "json_object", "strictly": True}}, "response_format.strictly"),
-    ({"allowed_token_ids": [65]}, "allowed_token_ids"),
-    ({"bad_words": ["A"]}, "bad_words"),
+    ({"allowed_token_ids": [1 << 30]}, "allowed_token_ids"),
+    ({"bad_words": [""]}, "bad_words"),
+    ({"bad_words_ids": [[5]]}, "bad_words_ids"),
     ({"logits_processors": ["x"]}, "logits_processors"),
     ({"no_repeat_ngram_size": 2}, "no_repeat_ngram_size"),
     ({"use_beam_search": True}, "use_beam_search"),
@@ -447,7 +448,9 @@ def test_fields_that_shape_the_output_are_done_or_refused(
 def test_values_that_ask_for_nothing_are_accepted(raw: httpx.Client) -> None:
     empty: list[Any] = [None, False, [], "", {}]
     for value in empty:
-        ask(raw, prompt="x", bad_words=value, allowed_token_ids=value, use_beam_search=value, grammar=value)
+        ask(raw, prompt="x", bad_words_ids=value, use_beam_search=value, grammar=value)
+    for value in (None, []):
+        ask(raw, prompt="x", bad_words=value, allowed_token_ids=value)
     ask(raw, prompt="x", best_of=1, length_penalty=1.0, typical_p=1, mirostat=0, add_generation_prompt=True)
     ask(raw, prompt="x", n_predict=-1, do_sample=True, modalities=["text"], function_call="none")
     idle = {"grammar": None, "structural_tag": None, "disable_fallback": False, "whitespace_pattern": None}

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from infer.llm.engine.requests import Output, Request
 from infer.llm.text.chat_messages import read
 from infer.llm.text.chat_template import ChatTemplate
+from infer.llm.text.forms import choose
+from infer.llm.text.tool_parser import joined
+from infer.llm.text.tools import tool_parser
+from infer.serve.generation.reply import Reply
 from tests.support.fake_llm import TEMPLATE, FakeEngine, FakeLLMPredictor
 from tests.support.fake_predictors import live
 
@@ -72,6 +79,25 @@ def test_thoughts_are_reasoning_whole_and_streamed(
             assert counted is not None
             assert (counted >= len(reasoning)) if reasoning else counted == 0
             assert counted <= len(script)
+
+
+def test_tokens_of_a_draft_are_reasoning_as_far_as_the_thought_reaches() -> None:
+    thinks = choose("<think>")
+    model: Any = SimpleNamespace(
+        language_model=SimpleNamespace(
+            parser=lambda end, tools: tool_parser(thinks.form, tools, separate=thinks.thought)
+        )
+    )
+    stream: Any = SimpleNamespace(prompts=[], choices=[None])
+    tools: Any = SimpleNamespace(parallel=True, active=False, tools=[], forms=thinks)
+    reply = Reply(model, Request(id="a", prompt=[1]), stream, tools, "")
+    pieces = ["<think>", "It ", "is", "</think>", "Tw", "o."]
+    ends = tuple(itertools.accumulate(map(len, pieces)))
+    parts, finish = reply.read(
+        Output(id="a", index=0, token_ids=tuple(range(6)), text="".join(pieces), ends=ends, finish="stop")
+    )
+    assert (joined(parts).reasoning, joined(parts).content, finish) == ("It is", "Two.", "stop")
+    assert (reply.usage.completion_tokens, reply.usage.reasoning_tokens) == (6, 4)
 
 
 def test_calls_follow_a_thought_and_none_are_made_in_it(tmp_path: Path) -> None:

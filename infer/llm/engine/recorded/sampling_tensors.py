@@ -1,7 +1,8 @@
 """Parameters, penalties, biases and grammar masks of the sequences that decode, at fixed addresses on the device.
 
-Parameters are staged for each step, in one copy. Sequences with penalties, `logit_bias`, `min_tokens` or a grammar hold
-a row of `bias` and `counts`, written when they begin; the recorded call counts each token that it samples.
+Parameters are staged for each step, in one copy. Sequences with penalties, `logit_bias`, `allowed_token_ids`,
+`min_tokens` or a grammar hold a row of `bias` and `counts`, written when they begin; the recorded call counts each
+token that it samples.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ....errors import GrammarError
 from ...step.cuda_recorder import Recorder
 from ..sampling.penalties import penalize
+from ..sampling.sampler import allowed_bits, forbidden_ends
 from ..sampling.sampler_device import COLUMNS
 from ..sequence import Sequence
 
@@ -135,10 +136,10 @@ class SamplingTensors:
             if not self._free:
                 return None
             row = self._held[sequence] = _Row(self._free.pop())
-        open_end = sequence.num_output_tokens + ahead < state.sampling.min_tokens
-        if row.forbids_end is not open_end:
-            row.forbids_end = open_end
-            self._write(self.bias, row.index, self._bias(sequence, open_end))
+        ends = forbidden_ends(sequence, self.end_ids, ahead)
+        if row.forbids_end is not bool(ends):
+            row.forbids_end = bool(ends)
+            self._write(self.bias, row.index, self._bias(sequence, ends))
         if row.counted != len(sequence.tokens) + ahead and state.has_penalties:
             if ahead:
                 return None  # the token to count is not known yet
@@ -150,12 +151,14 @@ class SamplingTensors:
         host = torch.from_numpy(values)
         self._recorder.enqueue(lambda: table[row].copy_(host))
 
-    def _bias(self, sequence: Sequence, open_end: bool) -> np.ndarray:
+    def _bias(self, sequence: Sequence, forbidden: list[int]) -> np.ndarray:
         sampling, values = sequence.state.sampling, np.zeros(self.vocab_size, np.float32)
+        if sampling.allowed_token_ids:
+            values.fill(-np.inf)
+            values[sequence.state.allowed_tokens] = 0
         for token, bias in sampling.logit_bias.items():
             values[token] += bias
-        if open_end:
-            values[[*self.end_ids, *sampling.stop_token_ids]] = -np.inf
+        values[forbidden] = -np.inf
         return values
 
     def _counts(self, sequence: Sequence) -> np.ndarray:
@@ -172,17 +175,10 @@ class SamplingTensors:
         for i, sequence in enumerate(sequences[:count]):
             if sequence.grammar is not None:
                 sequence.grammar.fill(self._host_mask, i)
-                self._check_mask(self._host_mask[i].numpy(), sequence, ahead)
+                ends = forbidden_ends(sequence, self.end_ids, ahead)
+                allowed_bits(self._host_mask[i], self.vocab_size, ends)  # raises where none is
         self._masked = count
         return rows
-
-    def _check_mask(self, mask: np.ndarray, sequence: Sequence, ahead: int) -> None:
-        """Forbid the end before `min_tokens`; raise `GrammarError` if nothing is allowed."""
-        bits = np.unpackbits(mask.view(np.uint8), count=self.vocab_size, bitorder="little")
-        if sequence.num_output_tokens + ahead < sequence.state.sampling.min_tokens:
-            bits[[*self.end_ids, *sequence.state.sampling.stop_token_ids]] = 0
-        if not bits.any():
-            raise GrammarError("no token of this model fits the grammar, or its end comes before min_tokens")
 
 
 class _Row:
@@ -194,11 +190,11 @@ class _Row:
 
 
 def is_constrained(sequence: Sequence) -> bool:
-    """Return True if sampling needs more than its parameters: penalties, biases, forbidden ends or a grammar."""
+    """Return True if sampling needs more than its parameters: penalties, biases, tokens left out or a grammar."""
     state = sequence.state
     return (
         state.has_penalties
-        or bool(state.sampling.logit_bias)
+        or bool(state.sampling.logit_bias or state.sampling.allowed_token_ids)
         or sequence.grammar is not None
         or sequence.num_output_tokens < state.sampling.min_tokens
     )

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ....errors import GrammarError
+from ....errors import GrammarError, InputError
 from ....kernels import cpu
 from ..requests import TokenLogprob
 from ..sequence import Sequence
@@ -102,7 +102,7 @@ class Sampler:
         return (cpu.sample if self._native else sampler_cpu.choose)(logits, columns)
 
     def _process_logits(self, logits: Tensor, sample_rows: Many[SampleRow]) -> None:
-        """Apply bias, penalties, masked end tokens and grammars, in place."""
+        """Apply bias, penalties, masked end tokens, grammars and tokens left out, in place."""
         rows: Any = logits.numpy() if logits.device.type == "cpu" else logits
         for i, row_spec in enumerate(sample_rows):
             for token, bias in row_spec.sequence.state.sampling.logit_bias.items():
@@ -112,12 +112,14 @@ class Sampler:
             sequence, row = row_spec.sequence, rows[i]
             state = sequence.state
             sampling = state.sampling
-            if sequence.num_output_tokens + row_spec.num_drafts < sampling.min_tokens:
-                row[[*self.end_ids, *sampling.stop_token_ids]] = -torch.inf
+            if ends := forbidden_ends(sequence, self.end_ids, row_spec.num_drafts):
+                row[ends] = -torch.inf
             if state.request.transcription is not None:
                 _apply_transcription(state.request.transcription, row, row_spec)
             if sequence.grammar is not None and not row_spec.num_drafts:
                 self._apply_grammar(rows, i, sample_rows)
+            if sampling.allowed_token_ids or state.bad_words:
+                _leave_out_tokens(row, row_spec)
 
     def _apply_grammar(self, rows: Any, first: int, sample_rows: Many[SampleRow]) -> None:
         """Mask the row `first` of a sequence, and those of its drafts as far as the grammar accepts them."""
@@ -136,18 +138,27 @@ class Sampler:
                 break
             self._bitmask.fill_(-1)
             grammar.fill(self._bitmask, 0)
-            bits = np.unpackbits(
-                self._bitmask[0].numpy().view(np.uint8), count=self.vocab_size, bitorder="little"
-            )
-            if sequence.num_output_tokens + row_spec.num_drafts < sequence.state.sampling.min_tokens:
-                bits[[*self.end_ids, *sequence.state.sampling.stop_token_ids]] = 0
-            if not bits.any():
-                raise GrammarError(
-                    "no token of this model fits the grammar, or its end comes before min_tokens"
-                )
+            ends = forbidden_ends(sequence, self.end_ids, row_spec.num_drafts)
+            bits = allowed_bits(self._bitmask[0], self.vocab_size, ends)
             rows[i][torch.from_numpy(bits == 0) if isinstance(rows, Tensor) else bits == 0] = -torch.inf
         if accepted:
             grammar.rollback(accepted)
+
+
+def forbidden_ends(sequence: Sequence, end_ids: Many[int], ahead: int) -> list[int]:
+    """Return the tokens that would end a completion before its `min_tokens`, `ahead` tokens behind its output."""
+    sampling = sequence.state.sampling
+    is_short = sequence.num_output_tokens + ahead < sampling.min_tokens
+    return [*end_ids, *sampling.stop_token_ids] if is_short else []
+
+
+def allowed_bits(mask: Tensor, vocab_size: int, forbidden: Many[int]) -> np.ndarray:
+    """Return which tokens a mask of a grammar allows, uint8 [vocab]; `GrammarError` where there is none."""
+    bits = np.unpackbits(mask.numpy().view(np.uint8), count=vocab_size, bitorder="little")
+    bits[list(forbidden)] = 0
+    if not bits.any():
+        raise GrammarError("no token of this model fits the grammar, or its end comes before min_tokens")
+    return bits
 
 
 def _apply_penalties(logits: Tensor, sample_rows: Many[SampleRow]) -> None:
@@ -183,10 +194,30 @@ def _apply_penalties(logits: Tensor, sample_rows: Many[SampleRow]) -> None:
     values[row, token] = penalize(values[row, token], count, *penalties)
 
 
+def _leave_out_tokens(row: Any, row_spec: SampleRow) -> None:
+    """Mask the tokens of a row that `allowed_token_ids` lacks, and those that would complete a bad word, in place."""
+    sequence, num_drafts = row_spec.sequence, row_spec.num_drafts
+    state = sequence.state
+    if len(state.allowed_tokens):
+        allowed: Any = state.allowed_tokens
+        if isinstance(row, Tensor):
+            allowed = torch.from_numpy(allowed).to(row.device)
+        kept = row[allowed]
+        row[:] = -torch.inf
+        row[allowed] = kept
+    output = sequence.last_output(max(map(len, state.bad_words), default=0), num_drafts)
+    for *before, last in state.bad_words:
+        if not before or output[-len(before) :] == before:
+            row[last] = -torch.inf
+    if not num_drafts and bool((row == -torch.inf).all()):
+        said = "no token is left by allowed_token_ids, bad_words and the other constraints"
+        raise InputError(said, where="allowed_token_ids" if len(state.allowed_tokens) else "bad_words")
+
+
 def _apply_transcription(rules: TranscriptionRules, row: Any, row_spec: SampleRow) -> None:
     """Apply the rules of a transcript to one row of logits, in place."""
     sequence = row_spec.sequence
-    output = [*sequence.tokens[sequence.state.prompt_length :], *sequence.draft_tokens[: row_spec.num_drafts]]
+    output = sequence.last_output(len(sequence.tokens), row_spec.num_drafts)
     if isinstance(row, Tensor):
         values = row.float().cpu().numpy()
         rules.apply(values, output)

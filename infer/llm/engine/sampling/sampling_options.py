@@ -20,13 +20,14 @@ MAX_COUNT = 1 << 30
 MAX_LOGPROBS = 1000
 SERVED_MAXIMUM = {"n": 16, "logprobs": 20, "prompt_logprobs": 20}  # of requests over HTTP
 SAMPLING, CONSTRAINTS = "Sampling", "Constrained output"  # panels of --help
-GRAMMARS = ("json_schema", "json_object", "regex", "choice")
+GRAMMARS = ("json_schema", "json_object", "regex", "choice", "grammar")
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling parameters and stop conditions. Defaults: the model's own distribution, until its end.
 
-    Order: logit_bias, penalties, temperature, then top_k, top_p, min_p; `temperature` 0 takes the most likely token.
+    Order: logit_bias, penalties, tokens left out, temperature, then top_k, top_p, min_p; `temperature` 0 takes the most
+    likely token.
     The same seed, prompt and parameters give the same tokens.
     """
 
@@ -93,6 +94,12 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 0.0
     logit_bias: Annotated[dict[int, float], Option("added to the logits of these token ids")] = {}
+    allowed_token_ids: Annotated[
+        tuple[int, ...], Option("token ids that the completion may have; none: all")
+    ] = ()
+    bad_words: Annotated[
+        tuple[str, ...], Option("texts whose tokens may not follow one another in the completion")
+    ] = ()
     seed: Annotated[
         int | None,
         Option("seed; the same one gives the same text", group=SAMPLING, minimum=-(2**63), maximum=2**63 - 1),
@@ -131,7 +138,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
                     f"expected {name} between 0 and {vocab_size}, the vocabulary's size, got {getattr(self, name)}",
                     where=name,
                 )
-        for name in ("logit_bias", "stop_token_ids"):
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
             for token in getattr(self, name):
                 if not 0 <= token < vocab_size:
                     raise InputError(
@@ -139,6 +146,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
                     )
         if any(not text for text in self.stop):
             raise InputError("a stop string may not be empty", where="stop")
+        if any(not text or "\ud800" <= max(text) <= "\udfff" for text in self.bad_words):
+            raise InputError("a bad word is valid Unicode and not empty", where="bad_words")
 
 
 class GenerationOptions(Sampling, frozen=True, kw_only=True):
@@ -169,6 +178,9 @@ class GenerationOptions(Sampling, frozen=True, kw_only=True):
         tuple[str, ...],
         Option("text that the output must be, or one of these", group=CONSTRAINTS, repeat=True),
     ] = ()
+    grammar: Annotated[
+        str | None, Option("grammar of the output, in the notation of Lark or GBNF", group=CONSTRAINTS)
+    ] = None
 
 
 OPTIONS = {field.name: field for field in fields(GenerationOptions)}

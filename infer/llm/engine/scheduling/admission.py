@@ -52,6 +52,8 @@ class Admission:
             raise InputError(f"expected token ids between 0 and {words - 1}", where="prompt")
         if sampling.stop and not self.texts:
             raise InputError("stop strings need a tokenizer; use stop_token_ids", where="stop")
+        if sampling.bad_words and not self.texts:
+            raise InputError("bad words need a tokenizer; use logit_bias", where="bad_words")
         decoded = len((decoder_start(source, request) if source is not None else ()) or prompt)
         asked = decoded + sampling.max_tokens
         if asked > self.context:

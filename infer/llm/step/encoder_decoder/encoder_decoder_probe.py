@@ -13,6 +13,7 @@ from torch.func import functional_call
 from ....errors import NotUsableError
 from ....spec import DECODER_IDS
 from ...engine.scheduling.engine_limits import MAX_TOKENS
+from ..probe import refusing_failures, require_equal
 from ..schedules.schedule_consistency import Uncaptured
 from ..step_shape import PAGE, SourceShape, StepShape
 from ..token_mixing import sample_tokens
@@ -21,8 +22,6 @@ from .encoder_decoder_runner import SourceSequenceRunner
 from .encoder_step import PIXELS, first_position, hidden_size, source_of
 from .source_pages import TOKENS
 
-_FAILURES = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError, NotImplementedError)
-_MAX_ERROR = 1e-3  # relative, of float32 over a float32 cache; right ones are below 1e-5
 _LENGTHS = (7, 5)  # of the source and of the decoder's tokens in the trial run: two pages, and no whole ones
 
 
@@ -42,16 +41,12 @@ def probe_encoder_decoder(
     `end_ids`: tokens that end its text, where its generation settings do not tell. Raises
     `NotUsableError` with the reason.
     """
-    try:
+    with refusing_failures():
         shape = _shape(model, start_ids, page, kv_dtype, image)
         if shape.source is not None and end_ids:
             shape = replace(shape, source=replace(shape.source, end_ids=tuple(end_ids)))
         if run and not any(parameter.is_meta for parameter in model.parameters()):
             _compare(model, shape)
-    except NotUsableError:
-        raise
-    except _FAILURES as error:
-        raise NotUsableError(f"the model can't run over a paged cache: {error}") from error
     return shape
 
 
@@ -153,8 +148,4 @@ def _compare(model: Any, shape: StepShape) -> None:
     with torch.no_grad():
         expected = model(**named, use_cache=False).logits.float()
     got = SourceSequenceRunner(Uncaptured(model, small, "cpu"), small).run(named)["logits"]
-    error = float((got - expected).norm() / expected.norm().clamp(min=1e-30))
-    if not error <= _MAX_ERROR:
-        raise NotUsableError(
-            f"step by step over a paged cache its logits differ from those of one run by {error:.2g} (relative)"
-        )
+    require_equal(got, expected)

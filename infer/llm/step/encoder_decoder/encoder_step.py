@@ -11,7 +11,6 @@ kv_cache uint8 [layers, pages, page_bytes]          written in place
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +22,7 @@ from ....graph import capture
 from ....graph.program import TorchGraph
 from ....kernels.passes.graph_pass import without_unused
 from ....spec import TensorSpec
+from ..paged_step import SIZES
 from ..step_shape import SourceShape, StepShape
 from .cross_attention import cross_attentions
 from .source_pages import PREFIX_SLOTS, TOKENS
@@ -114,15 +114,17 @@ def encoder_inputs(shape: StepShape) -> tuple[TensorSpec, ...]:
     )
 
 
-def example_source(source: SourceShape) -> dict[str, Tensor]:
-    """Return a small source: three tokens, silence or a black image."""
+def example_source(source: SourceShape, tokens: int = 3) -> dict[str, Tensor]:
+    """Return a source of that many tokens, of silence or a black image."""
     found = {source.name: torch.zeros(source.features)} if source.features else {}
-    return found | ({TOKENS: torch.tensor([1, 2, 3])} if source.reads_text else {})
+    ids = 1 + torch.arange(tokens) % max(source.vocab_size - 1, 1)
+    return found | ({TOKENS: ids} if source.reads_text else {})
 
 
-def capture_encoder(model: nn.Module, shape: StepShape, sizes: Mapping[str, tuple[int, int]]) -> TorchGraph:
+def capture_encoder(model: nn.Module, shape: StepShape) -> TorchGraph:
     """Export the encoder with the weights that it reads."""
     source = source_of(shape)
+    sizes = {**SIZES, "source": (1, source.max_tokens or 1)}
     given = example_source(source)
     rows = source.rows(len(given.get(TOKENS, ())))
     samples = {"kv_cache": shape.new_cache(2), "slot_mapping": torch.full((rows - source.prefix_rows,), -1)}

@@ -23,10 +23,11 @@ from ..encoder_decoder.encoder_decoder_runner import sequence_runner
 from ..encoder_decoder.encoder_step import HIDDEN, EncoderStep
 from ..encoder_decoder.source_pages import TOKENS as SOURCE_TOKENS
 from ..encoder_decoder.source_pages import Source
+from ..full_sequence_runner import FullSequenceRunner
 from ..paged_step import Step
 from ..step_shape import SourceShape, StepShape
 from .schedule_cases import LATE, SCHEDULES, SHORTER, TOKENS, prefill
-from .schedule_run import Schedule, ScheduleRun, StepCaller, WrongShape, play
+from .schedule_run import Schedule, ScheduleRun, WrongShape, play
 
 ROUTED = 2
 LONGEST = 2000  # tokens of the window that is judged at late positions
@@ -84,7 +85,7 @@ def _joined(ids: Tensor, vocab_size: int, least: int) -> Tensor:
 
 
 def compare_schedules(
-    stepping: StepCaller,
+    stepping: FullSequenceRunner,
     windows: Sequence[Tensor],
     reference: Callable[..., Tensor],
     *,

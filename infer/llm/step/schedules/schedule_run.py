@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..encoder_decoder.source_pages import Source, encode, source_inputs, source_length
-from ..full_sequence_runner import attention_inputs
-from ..step_shape import StepShape
-
-
-class StepCaller(Protocol):
-    """Caller of a step, such as `FullSequenceRunner`."""
-
-    shape: StepShape
-    device: str
-
-    def call(self, ids: Tensor, rows: Tensor, cache: Tensor, named: Mapping[str, Tensor]) -> Tensor: ...
+from ..full_sequence_runner import FullSequenceRunner, attention_inputs
 
 
 class Call(NamedTuple):
@@ -95,7 +85,7 @@ class _Part(NamedTuple):
 
 
 def play(
-    stepping: StepCaller,
+    stepping: FullSequenceRunner,
     schedules: Sequence[tuple[Schedule, Sequence[Tensor]]],
     sources: Sequence[Source] = (),
 ) -> list[ScheduleRun]:
@@ -120,7 +110,9 @@ def play(
 class _Cache:
     """A small pool of pages for sequences, allocated in no order; freed pages are reused first."""
 
-    def __init__(self, stepping: StepCaller, sequences: Sequence[Tensor], sources: Sequence[Source]) -> None:
+    def __init__(
+        self, stepping: FullSequenceRunner, sequences: Sequence[Tensor], sources: Sequence[Source]
+    ) -> None:
         self._call, self.shape = stepping.call, stepping.shape
         self._sources = _Sources(stepping, sources)
         count = sum(-(-len(ids) // self.shape.page) for ids in sequences) + 2 + self._sources.num_pages
@@ -176,7 +168,7 @@ class _Cache:
 class _Sources:
     """Pages of the source of each sequence, encoded before its first step and again after a preemption."""
 
-    def __init__(self, stepping: Any, sources: Sequence[Source]) -> None:
+    def __init__(self, stepping: FullSequenceRunner, sources: Sequence[Source]) -> None:
         self._stepping, self._sources = stepping, sources
         self.pages: dict[int, list[int]] = {}
         self.num_pages = 0

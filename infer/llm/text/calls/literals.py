@@ -13,6 +13,7 @@ from .json_scan import is_number, quote
 from .schemas import argument_schemas, plain_text, says_boolean
 
 MAX_DEPTH = 64
+UNMARKED = r"\[\s*(NAMES)\s*\("  # of any text that may be a call in a list
 _STRING = re.compile(
     r'"""(?>[^"\\]+|\\.|"(?!""))*+"""|'
     r"'''(?>[^'\\]+|\\.|'(?!''))*+'''|"

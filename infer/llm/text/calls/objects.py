@@ -11,6 +11,7 @@ from . import Attempt, Begun, CallGrammar, Message, Reading, Refused, Whole
 from .json_scan import load, members, whole_object
 
 MAX_HEADER = 256  # characters
+UNMARKED = r'\{(?s:.*)(\\u|"name"\s*:\s*"(NAMES)")'  # of any JSON that may be a call; names may be escaped
 _ID = r'"(?:id|type)"\s*:\s*"(?:[^"\\]|\\.)*"\s*,\s*'
 _HEADER = re.compile(
     rf'\{{\s*(?:{_ID})*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*(?:{_ID})*'

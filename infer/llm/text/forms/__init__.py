@@ -39,7 +39,8 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
     known tool. `between`: marks between calls; `markup`: marks that are no part of any content. `before`, `separator`,
     `after`: what constraints write around a call, if not `list_start` and `list_end` around all of them; `most`: calls.
     `ids`: the beginning and the number of digits of a call's id. `thought`: its own marks, whatever its template shows.
-    `answer`: what constraints write before an answer that is no call.
+    `answer`: what constraints write before an answer that is no call; `asides`: before and after other messages, which
+    may come first. `unmarked`: regular expressions of what may be a call without a mark, with NAMES of the tools.
     """
 
     shown_by: tuple[str, ...]
@@ -58,6 +59,8 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
     ids: tuple[str, int] = ("call_", 24)
     thought: Thought | None = None
     answer: str = ""
+    asides: tuple[tuple[str, str], ...] = ()
+    unmarked: tuple[str, ...] = ()
 
 
 THOUGHTS = {

@@ -5,6 +5,8 @@ from __future__ import annotations
 from ..calls.objects import ChannelCalls
 from . import Form, Thought
 
+NEXT = "<|end|><|start|>assistant"
+
 FORM = Form(
     shown_by=(r"<\|channel\|>", r"<\|message\|>"),
     opening=("<|start|>", "<|channel|>"),
@@ -13,5 +15,6 @@ FORM = Form(
     separator="<|start|>assistant",
     thought=Thought("<|channel|>analysis<|message|>", "<|end|>"),
     answer="<|channel|>final<|message|>",
+    asides=(("<|channel|>analysis<|message|>", NEXT), ("<|channel|>commentary<|message|>", NEXT)),
     most=1,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..calls import literals, objects
 from ..calls.literals import LiteralCalls
 from ..calls.objects import JsonCalls
 from . import Form
@@ -11,5 +12,6 @@ FORM = Form(
     opening=("<|python_tag|>",),
     syntaxes=(JsonCalls("parameters"), LiteralCalls()),
     bare="{[",
+    unmarked=(objects.UNMARKED, literals.UNMARKED),
     most=1,
 )

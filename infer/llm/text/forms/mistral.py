@@ -5,9 +5,7 @@ from __future__ import annotations
 from ..calls.objects import JsonCalls, NamedCalls
 from . import Form
 
-NAMED = NamedCalls(
-    r"\s*(?P<name>[\w.-]{1,64})(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*", "[TOOL_CALLS]{name}[ARGS]"
-)
+NAMED = NamedCalls(r"\s*(?P<name>[\w.-]{1,64})(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*", "{name}[ARGS]")
 
 FORM = Form(
     shown_by=(r"\[TOOL_CALLS\]",),

@@ -11,6 +11,7 @@ FORM = replace(
     shown_by=(r"\[TOOL_CALLS\]", r"\[ARGS\]"),
     syntaxes=MISTRAL.syntaxes[::-1],
     list_start="",
+    before="[TOOL_CALLS]",
     separator="",
     list_end="",
 )

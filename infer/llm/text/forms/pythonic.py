@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..calls import literals, objects
 from ..calls.literals import LiteralCalls
 from ..calls.objects import JsonCalls
 from . import Form
@@ -12,6 +13,7 @@ FORM = Form(
     closing=("<|python_end|>",),
     syntaxes=(LiteralCalls(), JsonCalls("parameters")),
     bare="[{",
+    unmarked=(literals.UNMARKED, objects.UNMARKED),
     list_start="[",
     separator=", ",
     list_end="]",

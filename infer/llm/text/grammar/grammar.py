@@ -36,7 +36,7 @@ class _Compiled:
 
 
 class Matcher:
-    """State of one completion within its grammar; implements `interfaces.Grammar`. One thread at a time."""
+    """State of one completion within its grammar. One thread at a time."""
 
     def __init__(self, owner: GrammarCache, compiled: _Compiled) -> None:
         self._owner, self._compiled = owner, compiled
@@ -47,6 +47,7 @@ class Matcher:
 
     @property
     def finished(self) -> bool:
+        """True when no token may follow: the completion ends here, without an end token."""
         return (self._ended or bool(self._matcher.is_stopped())) and not self._matcher.is_error()
 
     @property
@@ -55,9 +56,10 @@ class Matcher:
         return bool(self._matcher.is_accepting()) and not self._matcher.is_error()
 
     def fill(self, bitmask: Tensor, row: int) -> None:
-        """Write the mask of allowed tokens; raises `GrammarError` when the grammar becomes too complex here.
+        """Write to `bitmask[row]` the tokens that may come next, the end token where the output may end.
 
-        The completion can't go on then.
+        int32 [rows, ceil(vocab / 32)] on the CPU; bit t % 32 of word t // 32 is token t. Raises `GrammarError` when the
+        grammar becomes too complex here: the completion can't go on then.
         """
         target, words = bitmask[row], self._owner.words
         if target.numel() == words:
@@ -82,6 +84,7 @@ class Matcher:
         return taken
 
     def rollback(self, count: int) -> None:
+        """Undo the last `count` accepted tokens."""
         if count and self._ended:
             self._ended, count = False, count - 1
         if count:
@@ -96,7 +99,7 @@ class Matcher:
 
 
 class GrammarCache:
-    """Compiled grammars of one tokenizer; implements `interfaces.GrammarBackend`.
+    """Compiled grammars of one tokenizer; `check` may be called from any thread.
 
     `vocab_size`: of the model, which may exceed the tokenizer's; `eos_ids`: tokens that may follow a complete output.
     """

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from ....errors import GrammarError, InputError, NotUsableError
 from ..calls import CallGrammar, ValueGrammar
-from .grammar_request import AnswerGrammar, GrammarLimits, ToolCallGrammar, named
+from .grammar_request import AnswerGrammar, FreeText, GrammarLimits, ToolCallGrammar, named
 from .unique_items import without_unique_items
 
 _WHITESPACE = r"[ \n\t]{1,32}"  # of JSON, between tokens: unbounded, a small model may never stop
@@ -82,6 +83,8 @@ class GrammarCompiler:
             return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_OPTIONS)
         if kind == "regex":
             return LLMatcher.grammar_from_regex(value)
+        if kind == "grammar":
+            return LLMatcher.grammar_from_lark(_lark(value))
         if kind == "answer":
             return LLMatcher.grammar_from_lark(self._answer(msgspec.convert(value, AnswerGrammar)))
         return LLMatcher.grammar_from_lark("\n".join(("start: answer", *self._rules(kind, value), "")))
@@ -91,10 +94,11 @@ class GrammarCompiler:
         if kind in ("json_schema", "json_object"):
             return [f"answer: {_json({'type': 'object'} if kind == 'json_object' else value)}"]
         if kind == "regex":
-            slashes = re.sub(r"\\.|/", lambda one: r"\/" if one[0] == "/" else one[0], value, flags=re.DOTALL)
-            return ["answer: /" + slashes.replace("\n", r"\n") + "/"]
+            return [f"answer: /{_slashed(value)}/"]
         if kind == "choice":
             return ["answer: CHOICE", "CHOICE: " + " | ".join(map(json.dumps, value))]
+        if kind == "grammar":
+            return ["answer: %lark {", _lark(value), "}"]
         return self._calls(msgspec.convert(value, ToolCallGrammar))
 
     def _answer(self, answer: AnswerGrammar) -> str:
@@ -109,17 +113,37 @@ class GrammarCompiler:
 
     def _calls(self, calls: ToolCallGrammar) -> list[str]:
         marks = {name: self._mark(getattr(calls, name)) for name in _MARKS}
-        first = self._mark((calls.opening or calls.before).removeprefix(calls.free))
-        before = (first, marks["before"]) if calls.opening else (first,)
+        free = calls.free or FreeText()
+        first = self._mark((calls.opening or calls.before).removeprefix(free.mark))
+        before = f"{first} {marks['before']} call" if calls.opening else f"{first} call"
+        rules = self._kinds("call", calls.calls)
+        if calls.free is not None and not free.mark and (lead := calls.opening + calls.before):
+            # One term with the begin of a call: text may begin alike, and the library goes back to no shorter term.
+            rules += self._kinds("first", [replace(call, before=lead + call.before) for call in calls.calls])
+            before = "first"
         more = f"({marks['between']} {marks['before']} call {marks['after']}){{0,{calls.most - 1}}}"
-        start = " ".join((*before, "call", marks["after"], more if calls.most > 1 else "", marks["closing"]))
-        kinds = " | ".join(f"call{i}" for i in range(len(calls.calls)))
-        rules = [rule for i, call in enumerate(calls.calls) for rule in self._call(f"call{i}", call)]
-        if not calls.free:
-            return [f"answer: {start}", f"call: {kinds}", *rules]
-        mark = re.escape(calls.free).replace("/", r"\/")
-        rules += [*self._until("free", calls.free), rf"TEXT: /(?s:.*)/ & ~/(?s:.*){mark}(?s:.*)/"]
-        return [f"answer: free {start} | TEXT", f"call: {kinds}", *rules]
+        start = " ".join((before, marks["after"], more if calls.most > 1 else "", marks["closing"]))
+        if calls.free is None:
+            return [f"answer: {start}", *rules]
+        never = "|".join([*free.never, *([re.escape(free.mark)] if free.mark else [])])
+        rules.append(
+            f"TEXT: /(?s:.*)/ & ~/(?s:.*)({_slashed(never)})(?s:.*)/" if never else "TEXT: /(?s:.*)/"
+        )
+        rules += self._until("free", free.mark) if free.mark else []
+        for i, (begin, end) in enumerate(free.asides):
+            rules += [f"aside{i}: {self._mark(begin)} aside_text{i}", *self._until(f"aside_text{i}", end)]
+        asides = " | ".join(f"aside{i}" for i in range(len(free.asides)))
+        asides = f"({asides})*" if asides else ""
+        text = f"{'free' if free.mark else ''} {start} | {self._mark(free.before)} TEXT"
+        return [f"answer: {asides} ({text})", *rules]
+
+    def _kinds(self, name: str, calls: Sequence[CallGrammar]) -> list[str]:
+        """Return the rules of a call of any tool."""
+        kinds = " | ".join(f"{name}{i}" for i in range(len(calls)))
+        return [
+            f"{name}: {kinds}",
+            *(rule for i, one in enumerate(calls) for rule in self._call(f"{name}{i}", one)),
+        ]
 
     def _call(self, name: str, call: CallGrammar) -> list[str]:
         """Return the rules of a call: `first{i}` are its values from number i on, `more{i}` those behind others."""
@@ -166,6 +190,22 @@ class GrammarCompiler:
 
 def _json(schema: dict[str, Any]) -> str:
     return f"%json {json.dumps({**without_unique_items(schema), 'x-guidance': _OPTIONS})}"
+
+
+def _slashed(expression: str) -> str:
+    """Return a regular expression as it is written between slashes."""
+    slashed = re.sub(r"\\.|/", lambda one: r"\/" if one[0] == "/" else one[0], expression, flags=re.DOTALL)
+    return slashed.replace("\n", r"\n")
+
+
+def _lark(text: str) -> str:
+    """Return a grammar in the notation of Lark; one of GBNF (`name ::= …`) is converted."""
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return any_to_lark(text)
+    except Exception as error:  # of no class of its own
+        raise InputError(f"this grammar can't be read: {brief(str(error))}", where="grammar") from error
 
 
 def brief(text: str) -> str:

@@ -4,6 +4,7 @@
 {"json_object": True}      any JSON object
 {"regex": "…"}             the whole output matches; Rust's syntax, linear time: no look-around, no references
 {"choice": ["…", …]}       one of the strings
+{"grammar": "…"}           the whole output; the notation of Lark as llguidance has it, or llama.cpp's GBNF
 {"calls": {…}}             tool calls, see `ToolCallGrammar`; `infer.llm.text.tools.constrain` makes it
 {"answer": {…}}            one of these behind a thought, see `AnswerGrammar`; `forms.Choice.constrain` makes it
 """
@@ -19,7 +20,7 @@ import msgspec
 from ....errors import InputError, unknown
 from ..calls import CallGrammar
 
-KINDS = ("json_schema", "json_object", "regex", "choice", "calls", "answer")
+KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "calls", "answer")
 
 
 class GrammarLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,11 +42,23 @@ class GrammarLimits(msgspec.Struct, frozen=True, kw_only=True):
     step_fuel: int = 200_000  # about 15 ms
 
 
+class FreeText(msgspec.Struct, frozen=True, kw_only=True):
+    """An output in which no call must come: `asides` CALLS, or `asides` `before` TEXT.
+
+    `mark`: with which the first call begins; any text may come before it. `asides`: what is written before and after
+    other messages. `never`: regular expressions of what would be a call in the text.
+    """
+
+    mark: str = ""
+    before: str = ""
+    asides: tuple[tuple[str, str], ...] = ()
+    never: tuple[str, ...] = ()
+
+
 class ToolCallGrammar(msgspec.Struct, frozen=True, kw_only=True):
     """Grammar of tool calls: `opening (before CALL after) (between before CALL after)* closing`.
 
-    At most `most` calls, each one of `calls`. With `free`, the mark that the first call begins with, any text may come
-    before it, and no call must come.
+    At most `most` calls, each one of `calls`; with `free` also none.
     """
 
     calls: list[CallGrammar]
@@ -55,7 +68,7 @@ class ToolCallGrammar(msgspec.Struct, frozen=True, kw_only=True):
     between: str = ""
     closing: str = ""
     most: int = 1
-    free: str = ""
+    free: FreeText | None = None
 
 
 class AnswerGrammar(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +117,7 @@ def _check_form(kind: str, value: Any) -> None:
         )
     if kind == "json_object" and value is not True:
         raise InputError(f"expected true, got {value!r:.50}", where=kind)
-    if kind == "regex" and not isinstance(value, str):
+    if kind in ("regex", "grammar") and not isinstance(value, str):
         raise InputError(f"expected a string, got {type(value).__name__}", where=kind)
     if kind == "choice" and not (isinstance(value, list | tuple) and value):
         raise InputError("expected a list of at least one string", where=kind)

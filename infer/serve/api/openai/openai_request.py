@@ -122,6 +122,7 @@ def grammar(request: CommonFields) -> tuple[dict[str, Any] | None, str]:
             ("guided_json", _schema(request.guided_json, "guided_json")),
             ("guided_regex", _named("regex", request.guided_regex or None)),
             ("guided_choice", _named("choice", request.guided_choice or None)),
+            ("guided_grammar", _named("grammar", request.guided_grammar or None)),
         )
         if constraint is not None
     ]
@@ -159,11 +160,14 @@ def _structured(given: StructuredOutputs | None) -> dict[str, Any] | None:
             _named("json_object", given.json_object or None),
             _named("regex", given.regex),
             _named("choice", given.choice),
+            _named("grammar", given.grammar),
         )
         if constraint is not None
     ]
     if len(found) != 1:
-        raise InputError("expected one of json, json_object, regex, choice", where="structured_outputs")
+        raise InputError(
+            "expected one of json, json_object, regex, choice, grammar", where="structured_outputs"
+        )
     return found[0]
 
 

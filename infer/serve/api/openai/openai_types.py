@@ -12,6 +12,7 @@ from .openai_logprobs import CompletionLogprobs
 
 Token = Annotated[int, Meta(ge=0, lt=2**31)]
 Stop = Annotated[str, Meta(max_length=1024)]
+BadWord = Annotated[str, Meta(max_length=128)]
 Finish = Literal["stop", "length", "tool_calls"]
 # Options of `infer.llm.engine.sampling.sampling_options` that have another name here.
 OPTION_NAMES = {
@@ -52,14 +53,15 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):
-    """A constraint on the output: exactly one of a JSON schema (or its text), any JSON object, a regular expression, or
-    choices.
+    """A constraint on the output: exactly one of a JSON schema (or its text), any JSON object, a regular expression,
+    choices, or a grammar in the notation of Lark or GBNF.
     """
 
     json: dict[str, Any] | str | None = None
     json_object: bool | None = None
     regex: str | None = None
     choice: list[str] | None = None
+    grammar: str | None = None
 
 
 class CommonFields(msgspec.Struct, kw_only=True):
@@ -90,6 +92,8 @@ class CommonFields(msgspec.Struct, kw_only=True):
     logit_bias: Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None, option("logit_bias")] = (
         None
     )
+    allowed_token_ids: Annotated[list[Token] | None, option("allowed_token_ids")] = None
+    bad_words: Annotated[Annotated[list[BadWord], Meta(max_length=64)] | None, option("bad_words")] = None
     ignore_eos: Annotated[bool | None, option("ignore_eos")] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -98,6 +102,7 @@ class CommonFields(msgspec.Struct, kw_only=True):
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     priority: Annotated[int | None, option("priority")] = None
     timeout: Annotated[float, Meta(gt=0, le=86400)] | None = None
     add_special_tokens: bool | None = None

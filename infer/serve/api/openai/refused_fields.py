@@ -20,14 +20,14 @@ _GROUPS: list[tuple[str, str, tuple[Any, ...]]] = [
     # hint, names, values that ask for nothing
     (
         "Use structured_outputs or response_format",
-        "guided_grammar guided_whitespace_pattern grammar ebnf regex json_schema structural_tag format",
+        "guided_whitespace_pattern grammar ebnf regex json_schema structural_tag format",
         IDLE,
     ),
     ("Use tools and tool_choice", "functions", IDLE),
     ("Use tools and tool_choice", "function_call", (*IDLE, "none", "auto")),
     (
-        "Use logit_bias",
-        "allowed_token_ids bad_words bad_words_ids force_words_ids suppress_tokens begin_suppress_tokens "
+        "Use logit_bias, allowed_token_ids or bad_words",
+        "bad_words_ids force_words_ids suppress_tokens begin_suppress_tokens "
         "logits_processors logits_processor logit_processors custom_logit_processor no_repeat_ngram_size "
         "encoder_no_repeat_ngram_size",
         IDLE,
