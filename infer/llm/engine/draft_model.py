@@ -21,12 +21,11 @@ import torch
 from ..step.step_shape import StepShape
 from .acceptance import AcceptanceRate, DraftStats, StepCosts, averaged
 from .cache.block_manager import BlockManager, default_budget, new_cache, pages_for
-from .model_runner import StepRunner
 from .requests import Request
 from .sampling.sampler import Sampler
 from .scheduling.engine_limits import EngineLimits
 from .sequence import Sequence
-from .step_inputs import PagedTokens, StepInputs
+from .step_inputs import PagedTokens, StepInputs, StepRunner
 
 MOST = 8  # tokens of a draft
 PRIOR = 0.6  # acceptance before any was seen

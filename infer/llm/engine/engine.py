@@ -25,7 +25,7 @@ from .cache.block_manager import BlockManager, new_cache
 from .cache.cache_sizing import CacheSizes
 from .cache.state_rows import StateRows
 from .drafts import Speculation, draft
-from .model_runner import ModelRunner, StepRunner
+from .model_runner import ModelRunner
 from .recorded.decoder import RecordedDecoder
 from .request_manager import RequestManager
 from .requests import Output, Request
@@ -37,7 +37,7 @@ from .scheduling.scheduler import Scheduler
 from .sequence import Sequence
 from .source_encoder import SourceEncoder
 from .stats import EngineStats
-from .step_inputs import StepInputs
+from .step_inputs import StepInputs, StepRunner
 
 if TYPE_CHECKING:
     import tokenizers

@@ -1,13 +1,21 @@
-"""Inputs of a step, written into arrays that are reused from step to step."""
+"""Step of a language model, and its inputs, written into arrays that are reused from step to step."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+
+
+class StepRunner(Protocol):
+    """A step of a language model as a backend opens it."""
+
+    def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Run the step on the inputs of `llm.step.paged_step`: {"logits": float32 [rows, vocab]}; writes the cache."""
 
 
 class PagedTokens(Protocol):
@@ -19,7 +27,6 @@ class PagedTokens(Protocol):
     pages: list[int]
     table_row: int  # of the table of pages that a step reads
     num_synced_pages: int  # how many pages stand in it
-
 
 
 class StepInputs:
