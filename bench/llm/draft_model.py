@@ -1,8 +1,9 @@
 """Decoding of a 1B shape with drafts of a 135M shape: tokens a second with and without, by how many are accepted.
 
-Random weights don't agree, so acceptance is forced: the draft model computes its steps as ever, and what it draws is
-the token that the large model chose without drafts, or, with the given chance, another one. Everything else is the
-engine's own: it verifies, rejects, times, and decides how long drafts are.
+Random weights do not agree, and their logits lie so close that rounding decides, so the text is given: both models
+compute their steps as ever, the large one then chooses the next token of a text, and the small one draws it, or, with
+the given chance, another. Everything else is the engine's own: it verifies, rejects, times, and decides how long drafts
+are.
 """
 
 from __future__ import annotations
@@ -33,46 +34,46 @@ HEAD = "8 bit head"
 ACCEPTED = (0.0, 0.3, 0.5, 0.7, 0.9)
 FASTER = {0.0: 0.98, 0.7: 1.6}  # bars: tokens a second against none
 PROMPT, TOKENS, KV_BYTES = 128, 96, 1 << 29
+TEXT = SHAPES["135M"].tokens  # of ids that both have
 
 
-class _Within:
-    """Step of a model that chooses among the tokens of the draft model alone."""
+class _Writing:
+    """Step of a model that writes `TEXT`."""
 
-    def __init__(self, step: infer_step.InferStep, vocabulary: int) -> None:
-        self._run, self._vocabulary = step.runner.run, vocabulary
+    def __init__(self, step: infer_step.InferStep) -> None:
+        self._run = step.runner.run
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         logits = self._run(inputs)["logits"]
-        logits[:, self._vocabulary :] = -1e30
+        places = inputs["positions"][inputs["logit_rows"]] + 1
+        logits[torch.arange(len(places)), TEXT[places]] = 1e30
         return {"logits": logits}
 
 
 class _Forced(Sampler):
-    """Draws of a draft model: the right token, or with the chance `wrong` another."""
+    """Draws of a draft model: the next token of `TEXT`, or with the chance `wrong` another."""
 
-    def __init__(self, right: list[int], wrong: float) -> None:
-        self.right, self.wrong = right, wrong
-        self.random = np.random.default_rng(0)
+    def __init__(self, wrong: float) -> None:
+        self.wrong, self.random = wrong, np.random.default_rng(0)
 
     def draw(
         self, logits: Tensor, sequences: Sequence[Completion], nums_drafts: Sequence[int] | None = None
     ) -> list[int]:
         drawn = []
         for sequence, drafts in zip(sequences, nums_drafts or [0] * len(sequences), strict=True):
-            place = sequence.num_output_tokens + drafts
-            token = self.right[place] if place < len(self.right) else 3
-            drawn.append(token if self.random.random() >= self.wrong else 3 + (token + 1) % 1000)
+            token = int(TEXT[len(sequence.tokens) + drafts])
+            drawn.append(token if self.random.random() >= self.wrong else token - 1)
         return drawn
 
 
-def _engine(step: _Within, folder: Path, speculation: DraftModel | None) -> Engine:
+def _engine(step: _Writing, folder: Path, speculation: DraftModel | None) -> Engine:
     shape = infer_step.InferStep(folder, length=1).shape
     return Engine(step, shape, tokenizer=None, eos_ids=[], kv_bytes=KV_BYTES, speculation=speculation)
 
 
 def _decode(engine: Engine, name: str) -> list[int]:
     """Complete one prompt greedily; its pages of an earlier completion are found again."""
-    prompt = (SHAPES["135M"].tokens[:PROMPT]).tolist()
+    prompt = TEXT[:PROMPT].tolist()
     engine.submit(Request(id=name, prompt=prompt, sampling=Sampling(temperature=0, max_tokens=TOKENS)))
     tokens: list[int] = []
     while not engine.idle:
@@ -85,21 +86,20 @@ def measure(seconds: float) -> list[Bar]:
     """Time completions in turns: without drafts, and with each share of acceptance."""
     large, small = (infer_step.prepare(SHAPES[name], HEAD, THREADS) for name in ("1B", "135M"))
     vocabulary = SHAPES["135M"].sizes["vocab_size"]
-    step = _Within(infer_step.InferStep(large, length=1), vocabulary)
+    step = _Writing(infer_step.InferStep(large, length=1))
     draft = infer_step.InferStep(small, length=1)
-    plain = _engine(step, large, None)
-    right = _decode(plain, "first")
+    plain, written = _engine(step, large, None), TEXT[PROMPT : PROMPT + TOKENS].tolist()
     sides, models = [_side("none", plain)], dict[str, DraftModel]()
     for share in ACCEPTED:
         model = DraftModel(
             draft.runner, draft.shape, vocab_size=vocabulary, limits=EngineLimits(), kv_bytes=KV_BYTES
         )
-        model._sampler = _Forced(right, 1 - share)
+        model._sampler = _Forced(1 - share)
         engine, name = _engine(step, large, model), f"{share:.0%} accepted"
         models[name] = model
         for _ in range(2):  # what steps cost is learned
-            if _decode(engine, "first") != right:
-                raise SystemExit(f"{NAME}, {name}: other tokens than without drafts")
+            if _decode(engine, "first") != written:
+                raise SystemExit(f"{NAME}, {name}: another text than without drafts")
         sides.append(_side(name, engine))
     timed = timing.interleaved_for(sides, seconds)
     medians = timed.seconds

@@ -256,6 +256,22 @@ def test_drafts_that_cost_as_much_as_they_bring_are_not_made() -> None:
     assert slow[1] < 40
 
 
+def test_drafts_that_are_never_accepted_are_hardly_tried() -> None:
+    """Also of new sequences, which begin with what was seen of all; and again where they may be accepted by now."""
+    step = Wrong(1.0)
+    speculation = drafts(step)
+    speculation.costs = StepCosts(0.3)
+    speculation.costs.add(1, 1, 1.0)
+    for _ in range(20):
+        generate(speculation, count=1, max_tokens=60)
+    checks = speculation.stats.checks
+    assert checks < 30
+    step.share = 0.0
+    for _ in range(20):
+        generate(speculation, count=1, max_tokens=60)
+    assert speculation.stats.accepted > 300
+
+
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a random decoder of bytes."""

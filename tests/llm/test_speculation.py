@@ -110,12 +110,12 @@ def test_a_draft_grows_with_its_acceptance_and_shrinks_with_its_cost() -> None:
 def test_a_draft_has_the_length_that_brings_most_tokens_a_step() -> None:
     for hits in range(9):
         for cost in (0.05, 0.1, 0.2, 0.3, 0.5, 0.8):
-            rate = AcceptanceRate(0.5, patience=0, retry=10**9)
+            rate = AcceptanceRate(0.5)
             for _ in range(40):
                 rate.add(8, hits)
             p = rate.rate
             worth = [sum(p**i for i in range(k + 1)) / (1 + k * cost) for k in range(9)]
-            assert rate.length(8, cost, 0.0) == int(np.argmax(worth)), (p, cost)
+            assert rate.best_length(8, cost) == int(np.argmax(worth)), (p, cost)
 
 
 def test_rejected_drafts_pause_drafting_after_eight_checks() -> None:

@@ -60,9 +60,12 @@ class StepCosts:
 
 
 class AcceptanceRate:
-    """Recent share of accepted draft tokens; `prior` weighs as much as two tokens."""
+    """Recent share of accepted draft tokens; `prior` weighs as much as two tokens.
 
-    def __init__(self, prior: float, patience: int, retry: int) -> None:
+    `patience`, `retry`: of `length`, checks before drafts may end, and chances until one is tried again.
+    """
+
+    def __init__(self, prior: float, patience: int = 0, retry: int = 0) -> None:
         self._hits, self._tried, self._prior = 0.0, 0.0, prior
         self._patience, self._first, self._retry = patience, retry, retry
         self.checks, self._wait = 0, 0
@@ -78,17 +81,21 @@ class AcceptanceRate:
         if accepted:
             self._retry = self._first
 
-    def length(self, most: int, cost: float, floor: float) -> int:
-        """Return how many tokens are worth drafting; after a while without any, one is tried again.
+    def best_length(self, most: int, cost: float) -> int:
+        """Return how many tokens are worth drafting, at most `most`.
 
         One more is worth it while what it adds, `chance` tokens for `cost` steps, is above what the step brings
         without it, `tokens` for `steps`.
         """
-        rate, count, chance = self.rate, 0, self.rate
-        tokens, steps = 1.0, 1.0
+        count, chance, tokens, steps = 0, self.rate, 1.0, 1.0
         while count < most and chance * steps > cost * tokens:
-            count, tokens, steps, chance = count + 1, tokens + chance, steps + cost, chance * rate
-        if self.checks >= self._patience and rate < floor:
+            count, tokens, steps, chance = count + 1, tokens + chance, steps + cost, chance * self.rate
+        return count
+
+    def length(self, most: int, cost: float, floor: float) -> int:
+        """Return `best_length`, 0 below a rate of `floor`; after a while without any, one token is tried again."""
+        count = self.best_length(most, cost)
+        if self.checks >= self._patience and self.rate < floor:
             count = 0
         if count or self.checks < self._patience:
             return max(count, 1)

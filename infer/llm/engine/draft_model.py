@@ -30,6 +30,9 @@ from .step_inputs import PagedTokens, StepInputs, StepRunner
 MOST = 8  # tokens of a draft
 PRIOR = 0.6  # acceptance before any was seen
 PLAIN_EVERY = 32  # steps, of which one has no drafts and is timed
+TRY_EVERY = (
+    128  # steps in which no draft seemed worth its time, after which one token is drafted all the same
+)
 PRIOR_COST = 0.3  # of one drafted token, in steps, before any was timed
 
 
@@ -40,12 +43,12 @@ class DraftSequence:
     """
 
     __slots__ = (
-        "draft_tokens", "num_computed_tokens", "num_synced_pages", "pages", "rate", "shared", "stats", "table_row",
-        "tokens",
+        "all_rate", "draft_tokens", "num_computed_tokens", "num_synced_pages", "pages", "rate", "shared", "stats",
+        "table_row", "tokens",
     )  # fmt: skip
 
-    def __init__(self, rate: AcceptanceRate, stats: DraftStats) -> None:
-        self.rate, self.stats = rate, stats
+    def __init__(self, rate: AcceptanceRate, all_rate: AcceptanceRate, stats: DraftStats) -> None:
+        self.rate, self.all_rate, self.stats = rate, all_rate, stats
         self.tokens: list[int] = []
         self.draft_tokens: list[int] = []  # none: drafts are tokens here
         self.shared = self.num_computed_tokens = 0
@@ -59,6 +62,7 @@ class DraftSequence:
 
     def observe(self, drafted: int, accepted: int) -> None:
         self.rate.add(drafted, accepted)
+        self.all_rate.add(drafted, accepted)
         self.stats.checks += 1
         self.stats.drafted += drafted
         self.stats.accepted += accepted
@@ -120,13 +124,13 @@ class DraftModel:
             int, float
         ] = {}  # of one more token of a draft, by number of sequences that draft
         self._reading: float | None = None  # seconds of a token of a prompt
-        self._sequences, self._steps = 1, 0
+        self.rate = AcceptanceRate(PRIOR)  # of all sequences: where a new one begins
+        self._sequences, self._steps, self._idle = 1, 0, 0
 
     def open(self, request: Request) -> DraftSequence | None:
         if request.sampling.max_tokens <= 2:  # noqa: PLR2004 - the first comes from the prompt, the last needs no draft
             return None
-        seen = self.stats.acceptance
-        return DraftSequence(AcceptanceRate(PRIOR if seen is None else seen, 8, 32), self.stats)
+        return DraftSequence(AcceptanceRate(self.rate.rate), self.rate, self.stats)
 
     def measured(self, tokens: int, sequences: int, seconds: float) -> None:
         self._sequences = sequences
@@ -148,13 +152,18 @@ class DraftModel:
         if self._steps % PLAIN_EVERY == 0:
             return [[] for _ in sequences]
         wanted: list[Wanted] = []
-        for sequence, limit in zip(sequences, limits, strict=True):
-            if count := self._count(sequence, limit):
+        counts = [self._count(sequence, limit) for sequence, limit in zip(sequences, limits, strict=True)]
+        self._idle = 0 if any(counts) else self._idle + 1
+        if self._idle == TRY_EVERY and self._room(sequences[0], limits[0]) > 0:
+            counts[0] = 1
+        for sequence, count in zip(sequences, counts, strict=True):
+            if count:
                 own = cast("DraftSequence", sequence.speculator)
                 own.follow(sequence.tokens)
                 wanted.append(Wanted(own, sequence, count))
             else:
                 self.stats.declined += 1
+        self._idle %= TRY_EVERY
         wanted = self._with_pages(wanted)
         try:
             with torch.inference_mode():
@@ -170,12 +179,16 @@ class DraftModel:
         own = cast("DraftSequence", sequence.speculator)
         if self.costs.plain(self._sequences) is None:
             return 0
-        limit = min(limit, self.most, self.context - len(sequence.tokens))
-        if limit < 1:
-            return 0
-        count, unread = own.rate.length(limit, self.cost, 0.0), own.unread(sequence.tokens)
+        count, unread = (
+            own.rate.best_length(self._room(sequence, limit), self.cost),
+            own.unread(sequence.tokens),
+        )
         is_prompt = unread > self._step_tokens // 2
         return count if not is_prompt or self._repays(unread, sequence, count, own.rate.rate) else 0
+
+    def _room(self, sequence: Sequence, limit: int) -> int:
+        """Return the largest length of a draft."""
+        return min(limit, self.most, self.context - len(sequence.tokens))
 
     def _repays(self, unread: int, sequence: Sequence, count: int, rate: float) -> bool:
         """Return True unless reading costs more than drafts can save in the tokens that are left to write."""
