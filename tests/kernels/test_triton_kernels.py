@@ -19,7 +19,6 @@ from tests.support.triton_compile import assembly
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 from infer.kernels.gpu import (  # noqa: E402
-    decoded_linear,
     embedding,
     epilogue,
     kernel_thresholds,
@@ -216,7 +215,7 @@ def test_the_operator_takes_any_leading_sizes_and_dtype(monkeypatch: pytest.Monk
             kernel_thresholds, "of", lambda *_, a=tiles, b=library: kernel_thresholds.Crossover(a, b)
         )
         assert_near(linear_codes.linear_codes(x.half(), *weights, bias), want, tolerance)
-    monkeypatch.setattr(decoded_linear, "MOST_WEIGHTS", 32 * 128)
+    monkeypatch.setattr(linear_codes, "MOST_WEIGHTS", 32 * 128)
     wide = lut_weights(70, 128, 3)
     y = linear_codes.multiply_decoded(x[0], wide)
     assert_near(y, reference("linear_codes", x[0], *wide), 1e-4)
