@@ -23,7 +23,7 @@ from infer.kernels.gpu.groupwise import (
     groupwise_gemv,
 )
 from infer.kernels.gpu.int8 import int8_gemm, int8_gemv, int8_quantize, w8a16_gemv
-from infer.kernels.gpu.lut import fragment_gemm, lut4_int8_gemv, lut_decode, lut_gemm, lut_gemv
+from infer.kernels.gpu.lut import fragment_gemm, lut_decode, lut_gemm, lut_gemv
 from infer.kernels.ops import linear_lut4_fragments
 from infer.kernels.ops.coded_weight import CodedWeight
 from infer.kernels.passes.rotary.form import HALVES, INTERLEAVED, RotaryForm
@@ -32,7 +32,7 @@ N, K, GROUP = 14336, 4096, 64
 MODULES: tuple[Any, ...] = (
     embedding, epilogue, experts, state_space, groupwise_decode, groupwise_gemv, groupwise_gemm,
     groupwise_experts, int8_quantize,
-    int8_gemv, int8_gemm, w8a16_gemv, lut4_int8_gemv, lut_decode, lut_gemv, lut_gemm, fragment_gemm,
+    int8_gemv, int8_gemm, w8a16_gemv, lut_decode, lut_gemv, lut_gemm, fragment_gemm,
     _triton_attend, _triton_rotary, _triton_write,
 )  # fmt: skip
 
@@ -77,11 +77,6 @@ def _attend(kind: str, batch: int, tokens: int = 1, rotation: RotaryForm | None 
     if rotation is not None:
         rotary = Rotary(*(_meta(batch * tokens, rotation.width) for _ in range(2)), rotation)
     paged.run(args, paged.tiling(args), 4 if tokens == 1 else 1, rotary=rotary)
-
-
-def _lut4_int8(rows: int) -> None:
-    codes, table, scale, row_scale = _lut(4).lut_tensors()
-    lut4_int8_gemv.linear(_x(rows), codes, table.to(torch.int8), scale, row_scale, split=1)
 
 
 def _fragments(rows: int, kind: str) -> None:
@@ -165,8 +160,6 @@ ROTATIONS = (
 CASES: dict[str, tuple[str, Callable[[], object]]] = {
     "lut4 rows, 1": ("_rows", lambda: lut_gemv.linear(_x(1), _lut(4), split=1)),
     "lut4 rows, 4": ("_rows", lambda: lut_gemv.linear(_x(4), _lut(4), split=1)),
-    "lut4_int8 rows, 1": ("_rows", lambda: _lut4_int8(1)),
-    "lut4_int8 rows, 8": ("_rows", lambda: _lut4_int8(8)),
     **{f"{kind} fragments, {rows}": ("_gemm", functools.partial(_fragments, rows, kind)) for kind, rows in FRAGMENTS},
     "lut4 tiles, 16": ("_tiles", lambda: lut_gemm.linear(_x(16), _lut(4), split=1)),
     "lut4 tiles, 64": ("_tiles", lambda: lut_gemm.linear(_x(64), _lut(4), split=1)),
@@ -206,7 +199,7 @@ CASES: dict[str, tuple[str, Callable[[], object]]] = {
 
 # Weights that one lane multiplies in one turn of the loop, from the sizes of the tiles that the launches choose.
 WEIGHTS = {
-    "lut4 rows, 1": 128, "lut4 rows, 4": 32, "lut4_int8 rows, 1": 128, "lut4_int8 rows, 8": 16,
+    "lut4 rows, 1": 128, "lut4 rows, 4": 32,
     **{f"{kind} fragments, {rows}": 256 if rows <= 16 else 128 if kind in ("int4", "lut4") else 64
        for kind, rows in FRAGMENTS},
     "lut4 tiles, 16": 32, "lut4 tiles, 64": 16, "int8 rows, 1": 128,

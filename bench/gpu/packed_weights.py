@@ -12,7 +12,7 @@ from torch import Tensor
 from infer.kernels.gpu import kernel_thresholds, linear_codes
 from infer.kernels.gpu.int8 import int8_gemm, int8_gemv
 from infer.kernels.gpu.int8 import linear_int8 as int8
-from infer.kernels.gpu.lut import lut4_int8_gemv, lut_gemm, lut_gemv
+from infer.kernels.gpu.lut import lut_gemm, lut_gemv
 from infer.kernels.ops import bitpack, linear_int8, linear_lut4_fragments
 from infer.kernels.ops.coded_weight import CodedWeight
 from infer.kernels.ops.linear_fp8 import to_float8
@@ -37,7 +37,6 @@ USUAL = (
     "lut4_fragments",
     "int4_fragments",
     "lut4",
-    "lut4_int8",
     "int8",
     "int8_weight",
     "fp8",
@@ -89,14 +88,6 @@ def _fragments(uniform: bool, n: int, k: int) -> Weight:
     return Weight(run, packed, lambda x: x @ weight.double().t())
 
 
-def _lut4_int8(n: int, k: int) -> Weight:
-    weight = _coded(4, n, k)
-    codes, table, scale, row_scale = weight.lut_tensors()
-    rounded, packed_scale = lut4_int8_gemv.pack(table, row_scale)
-    operands = (codes, rounded, scale, packed_scale)
-    return Weight(lut4_int8_gemv.linear, operands, lambda x: x @ weight.decode().double().t())
-
-
 def _int8(kind: str, n: int, k: int) -> Weight:
     codes = torch.randint(-127, 128, (n, k), dtype=torch.int8, device="cuda")
     scale = torch.rand(n, device="cuda") * 0.01 + 0.001
@@ -130,7 +121,6 @@ KINDS: dict[str, tuple[float, Callable[[int, int], Weight]]] = {
     "int8": (1e-5, lambda n, k: _int8("int8", n, k)),
     "int8_weight": (1e-5, lambda n, k: _int8("int8_weight", n, k)),
     "fp8": (4e-3, _fp8),
-    "lut4_int8": (1.5e-2, _lut4_int8),  # table and activations rounded to int8: 0.7 % on normal data
     "lut2": (1e-5, lambda n, k: _lut(2, n, k)),
     "lut3": (1e-5, lambda n, k: _lut(3, n, k)),
     "lut6": (1e-5, lambda n, k: _lut(6, n, k)),

@@ -14,16 +14,30 @@ from .layer_kinds import pair
 from .packed_weight import Packed, PackedLayer
 from .quantizer import Quantizer
 
+Convolution = nn.Conv1d | nn.Conv2d | nn.ConvTranspose1d | nn.ConvTranspose2d
 
-class QuantizedConv(PackedLayer):
-    """`nn.Conv2d` or `nn.Conv1d` on a packed weight: x [B, I, H, W], [B, I, L], or the same without B."""
 
-    def __init__(self, layer: nn.Conv1d | nn.Conv2d, packed: Packed, quantizer: Quantizer) -> None:
+class _PackedConv(PackedLayer):
+    """Sizes and bias that a convolution on a packed weight takes over from the float layer."""
+
+    def __init__(self, layer: Convolution, packed: Packed) -> None:
         super().__init__(packed, layer.weight.numel())
         self.in_channels, self.out_channels = layer.in_channels, layer.out_channels
         self.kernel_size, self.stride, self.dilation = layer.kernel_size, layer.stride, layer.dilation
-        self.padding, self.groups = _padding(layer), layer.groups
-        self.bias, self.compute = layer.bias, quantizer.conv2d
+        self.bias = layer.bias
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
+        )
+
+
+class QuantizedConv(_PackedConv):
+    """`nn.Conv2d` or `nn.Conv1d` on a packed weight: x [B, I, H, W], [B, I, L], or the same without B."""
+
+    def __init__(self, layer: nn.Conv1d | nn.Conv2d, packed: Packed, quantizer: Quantizer) -> None:
+        super().__init__(layer, packed)
+        self.padding, self.groups, self.compute = _padding(layer), layer.groups, quantizer.conv2d
 
     def forward(self, input: Tensor) -> Tensor:
         options: dict[str, Any] = {"stride": pair(self.stride, 1), "padding": pair(self.padding, 0)}
@@ -40,13 +54,8 @@ class QuantizedConv(PackedLayer):
         """Float weight [out_channels, in_channels / groups, *kernel_size], decoded at each access."""
         return super().weight.reshape(self.out_channels, -1, *self.kernel_size)
 
-    def extra_repr(self) -> str:
-        return (
-            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
-        )
 
-
-class QuantizedConvTranspose(PackedLayer):
+class QuantizedConvTranspose(_PackedConv):
     """`nn.ConvTranspose2d` or `nn.ConvTranspose1d` on a packed weight, as one product and a sum of patches.
 
     Every pixel's channels times the weight [O * kh * kw, I] are the patch that it adds to; `F.fold` adds them up. On
@@ -57,11 +66,9 @@ class QuantizedConvTranspose(PackedLayer):
     def __init__(
         self, layer: nn.ConvTranspose1d | nn.ConvTranspose2d, packed: Packed, quantizer: Quantizer
     ) -> None:
-        super().__init__(packed, layer.weight.numel())
-        self.in_channels, self.out_channels = layer.in_channels, layer.out_channels
-        self.kernel_size, self.stride, self.dilation = layer.kernel_size, layer.stride, layer.dilation
+        super().__init__(layer, packed)
         self.padding, self.output_padding = tuple(map(int, layer.padding)), layer.output_padding
-        self.bias, self.compute = layer.bias, quantizer.linear
+        self.compute = quantizer.linear
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         spatial = len(self.kernel_size)
@@ -99,11 +106,6 @@ class QuantizedConvTranspose(PackedLayer):
     def weight(self) -> Tensor:
         """Float weight [in_channels, out_channels, *kernel_size], decoded at each access."""
         return super().weight.t().reshape(self.in_channels, self.out_channels, *self.kernel_size)
-
-    def extra_repr(self) -> str:
-        return (
-            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
-        )
 
 
 def add_patches(

@@ -104,10 +104,7 @@ class FolderWriter:
         difference = Difference()
         for index in blocks_of(*made.shape):
             start, stop = int(index[0]), int(index[-1]) + 1
-            code, scale, _ = made.give(start, stop)
-            grouped = code.reshape(len(code), made.groups, made.group).float() - (1 << made.bits - 1)
-            again = (grouped * scale.float()[:, :, None]).reshape(len(code), -1)
-            difference.add(again, self.weights[name].rows(start, stop).float())
+            difference.add(made.decoded(start, stop), self.weights[name].rows(start, stop).float())
         return difference.error
 
     def _float_dtype(self, packed: Mapping[str, PackedLinear]) -> torch.dtype:

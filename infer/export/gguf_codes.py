@@ -46,10 +46,8 @@ def carry(codes: StoredCodes, only: str = "") -> CarriedCodes | str:
             continue
         if (found := _compared(kind, codes)).worst <= BOUND:
             return CarriedCodes(kind, found.error, codes)
-    table = f"a table of {len(first.table)} values" if first.table else "integers"
-    minima = " with minima" if first.coded.minimum is not None else ""
     what = f"type {only}" if only else "no type of GGUF"
-    return f"{what} holds {table}{minima} in groups of {first.coded.group}"
+    return f"{what} holds {first.values} in groups of {first.coded.group}"
 
 
 def _compared(kind: str, codes: StoredCodes) -> Difference:

@@ -80,6 +80,14 @@ class PackedLinear:
             found[f"{stem}.weight_g_idx"] = self._placed(torch.arange(self.shape[1]) // self.group).int()
         return found
 
+    def decoded(self, start: int, stop: int) -> Tensor:
+        """Return the float32 weight that rows stand for, its columns in the order of the codes."""
+        code, scale, zero = self.give(start, stop)
+        steps = scale.to(self.dtype).float()
+        offset = torch.full_like(steps, 1 << self.bits - 1) if zero is None else zero.float()
+        grouped = code.reshape(len(code), self.groups, self.group).float() - offset[:, :, None]
+        return (grouped * steps[:, :, None]).reshape(len(code), -1)
+
     def _placed(self, values: Tensor) -> Tensor:
         """Put values by code [..., columns] at the columns that they belong to."""
         if self.order is None:
@@ -117,9 +125,10 @@ def carried(codes: StoredCodes, only: int = 0) -> tuple[PackedLinear, float] | s
         found = PackedLinear(bits, first.coded.group, codes.shape, codes.dtype, give, zeros, codes.order)
         if (difference := _compared(found, codes)).worst <= ROUNDING:
             return found, difference.error
-    minima = " with minima" if first.coded.minimum is not None else ""
-    table = f"a table of {len(first.table)} values" if first.table else "integers"
-    return f"compressed-tensors has no codes of {only or '4 or 8'} bits for {table}{minima}, no whole steps of a scale"
+    bits_held = only or "4 or 8"
+    return (
+        f"compressed-tensors has no codes of {bits_held} bits for {first.values}, no whole steps of a scale"
+    )
 
 
 def _carried_rows(
@@ -141,13 +150,9 @@ def _carried_rows(
 
 def _compared(found: PackedLinear, codes: StoredCodes) -> Difference:
     """Compare what is packed with the weight of the source, both rounded to the source's dtype."""
-    difference, middle = Difference(), 1 << found.bits - 1
+    difference = Difference()
     for index in blocks_of(*found.shape):
-        code, scale, zero = found.give(int(index[0]), int(index[-1]) + 1)
-        stored = scale.to(found.dtype).float()
-        offset = torch.full_like(stored, middle) if zero is None else zero.float()
-        grouped = code.reshape(len(index), found.groups, found.group).float() - offset[:, :, None]
-        again = (grouped * stored[:, :, None]).reshape(len(index), -1).to(found.dtype).float()
+        again = found.decoded(int(index[0]), int(index[-1]) + 1).to(found.dtype).float()
         difference.add(again, rows_at(codes, index).coded.decode().to(codes.dtype).float())
         if not difference.worst <= ROUNDING:
             break

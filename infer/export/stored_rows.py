@@ -28,6 +28,12 @@ class StoredRows:
         """Values of the codes, empty for integers."""
         return () if self.coded.table is None else tuple(self.coded.table.flatten().tolist())
 
+    @property
+    def values(self) -> str:
+        """Describe the values of the codes, for a reason."""
+        table = f"a table of {len(self.table)} values" if self.table else "integers"
+        return f"{table} with minima" if self.coded.minimum is not None else table
+
     def codes(self) -> Tensor:
         """Return codes [rows, K]: uint8 below the length of the table, or int8."""
         return self.coded.codes if not self.table else unpack(self.coded.codes, self.coded.bits)

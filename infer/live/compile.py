@@ -27,7 +27,7 @@ from ..report.rendering.progress import progress_bars
 from ..reporter import Reporter
 from ..run import stages
 from .call_structure import CallReader, Structure, UnsupportedValueError, take_apart
-from .compiled_model import CompiledModel, Variant
+from .compiled_model import CompiledModel, Variant, numbered
 from .given_calls import Call, given_calls
 from .live_source import LiveSource, live_source, without_calls
 
@@ -116,7 +116,7 @@ def _compile(
     grouped = _by_structure(evaluated, plan, data, select)
     for number, (structure, calls, origin) in enumerate(grouped):
         source = live_source(evaluated, plan, structure, calls, origin)
-        place = None if output is None else _numbered(Path(output), number)
+        place = None if output is None else numbered(Path(output), number)
         variants.append(_variant(source, plan, place, replace, reporter))
     return CompiledModel(original, evaluated, variants)
 
@@ -185,10 +185,6 @@ def _by_structure(
         )
     most = sorted(groups.values(), key=lambda group: -len(group[1]))[:MOST_VARIANTS]
     return [(structure, tensors, origin) for structure, tensors in most]
-
-
-def _numbered(output: Path, number: int) -> Path:
-    return output if number == 0 else output.with_name(f"{output.stem}-{number + 1}{output.suffix}")
 
 
 def _variant(

@@ -20,6 +20,11 @@ from .live_source import HALF
 from .shown_report import ShownReport
 
 
+def numbered(output: Path, index: int) -> Path:
+    """Return the place of a variant's artifact: `model.infer`, then `model-2.infer`."""
+    return output if index == 0 else output.with_name(f"{output.stem}-{index + 1}{output.suffix}")
+
+
 @dataclass
 class Variant:
     """One structure of calls, the artifact that computes it, and what the module returns for it."""
@@ -131,10 +136,7 @@ class CompiledModel(nn.Module):
         Raises `UsageError` where it exists.
         """
         target = Path(path)
-        places = [
-            target if index == 0 else target.with_name(f"{target.stem}-{index + 1}{target.suffix}")
-            for index in range(len(self._by_key))
-        ]
+        places = [numbered(target, index) for index in range(len(self._by_key))]
         if there := next((place for place in places if place.exists()), None):
             raise UsageError(f"{there} exists", hint="Choose another path")
         for place, variant in zip(places, self.variants, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .. import rows
 from ..errors import NotUsableError, UsageError
+from ..graph.capture import wrapped
 from ..load.input_specs import SIDE, resolve_inputs
 from ..load.loaded_model import LoadedModel
 from ..load.module_copies import copy_structure
@@ -22,7 +23,6 @@ from ..load.weights.file_blocks import raw_bytes
 from ..plan import Plan
 from ..spec import BATCH, Finding
 from .call_structure import CallReader, Structure, UnsupportedValueError, take_apart
-from .flat_module import flat_module
 from .symbolic_sizes import find_sizes
 
 HALF = (torch.float16, torch.bfloat16)
@@ -98,12 +98,12 @@ def live_source(
     if not outputs:
         raise UsageError(f"{type(module).__name__} returns no tensor")
     float_module = _float_copy(module)
-    judge, flat = (flat_module(layers, structure) for layers in (float_module, copy_structure(float_module)))
+    judge, flat = (_flat_module(layers, structure) for layers in (float_module, copy_structure(float_module)))
     taken = [tuple(_on_cpu(tensor) for tensor in call) for call in calls]
     sizes = find_sizes(structure.names, taken, lambda tensors: _run(judge, structure, tensors))
     loaded = replace(
         module_in_memory(
-            "module in memory", flat, lambda: flat_module(copy_structure(float_module), structure), None
+            "module in memory", flat, lambda: _flat_module(copy_structure(float_module), structure), None
         ),
         inputs=sizes.inputs,
         outputs=tuple(f"{name}_out" if name in structure.names else name for name in returned.names),
@@ -133,6 +133,18 @@ def without_calls(module: nn.Module, plan: Plan) -> tuple[Structure, list[list[T
         structure, tensors = CallReader(module).read((inputs_of_ours.some([spec], sizes)[spec.name],), {})
         calls.append(tensors)
     return structure, calls
+
+
+def _flat_module(module: nn.Module, structure: Structure) -> nn.Module:
+    """Wrap `module`: tensors by the names of `structure` in, the tuple of its output tensors back."""
+    reader = CallReader(module)
+
+    def call(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        positional, named = reader.arguments(structure, [tensors[name] for name in structure.names])
+        _, outputs = take_apart(model(*positional, **named), "output")
+        return tuple(outputs)
+
+    return wrapped(type(module).__name__, module, structure.names, call)
 
 
 def _float_copy(module: nn.Module) -> nn.Module:

@@ -14,8 +14,7 @@ from html import escape
 
 from . import search_tables
 from .rendering import formatting
-from .rendering.page import cell_html
-from .rendering.text_layout import Column
+from .rendering.page import cell_html, number_class, swatch
 from .search_record import Measured, SearchRecord, TrialRecord
 
 WIDTH, HEIGHT = 760, 380
@@ -244,10 +243,8 @@ def _dot(
 def _filters(names: Sequence[str]) -> str:
     boxes = []
     for index, name in enumerate(names):
-        square = f'<rect class="s{index % SERIES}" width="12" height="12"/>'
-        swatch = f'<svg width="12" height="12" aria-hidden="true">{square}</svg>'
         box = f'<input type="checkbox" id="show-{index}" checked>'
-        boxes.append(f"<label>{box}{swatch}{escape(name)}</label>")
+        boxes.append(f"<label>{box}{swatch(f's{index % SERIES}')}{escape(name)}</label>")
     return f'<fieldset class="filters"><legend>Backends</legend>{"".join(boxes)}</fieldset>'
 
 
@@ -258,14 +255,14 @@ def trials_table(record: SearchRecord) -> str:
     names = search_tables.backends(record)
     columns = search_tables.COLUMNS
     heads = "".join(
-        f'<th scope="col" role="columnheader"{_number(column)}>{escape(column.name)}</th>'
+        f'<th scope="col" role="columnheader"{number_class(column)}>{escape(column.name)}</th>'
         for column in columns
     )
     rows = []
     for number, trial in enumerate(trials):
         style = ";".join(f"--by-{index}:{place[number]}" for index, place in enumerate(places))
         cells = "".join(
-            f'<td role="cell"{_number(column)} data-head="{escape(column.name)}">'
+            f'<td role="cell"{number_class(column)} data-head="{escape(column.name)}">'
             f"{cell_html(cell, right=column.right)}</td>"
             for column, cell in zip(columns, search_tables.cells(trial, record), strict=True)
         )
@@ -319,7 +316,3 @@ def _buttons() -> str:
         for index, name in enumerate(ORDERS)
     )
     return f'<fieldset class="sort"><legend>Sort by</legend>{buttons}</fieldset>'
-
-
-def _number(column: Column) -> str:
-    return ' class="num"' if column.right else ""

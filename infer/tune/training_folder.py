@@ -13,6 +13,7 @@ from ..errors import BusyError
 from ..options import command_line
 from ..report.rendering import formatting
 from ..report.rendering.page import CSS, words_html
+from ..report.rendering.progress import sentence
 from ..reporter import Reporter
 from ..sanitize import sanitize_text
 from ..spec import Finding
@@ -113,7 +114,9 @@ def render_html(report: TrainingReport) -> str:
         f"<tr><th>{escape(name)}</th><td>{words_html(text)}</td></tr>"
         for name, text in report.facts().items()
     )
-    found = "".join(f"<li>{escape(_sentence(finding))}</li>" for finding in report.findings)
+    found = "".join(
+        f"<li>{escape(sanitize_text(sentence(finding), 4096))}</li>" for finding in report.findings
+    )
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>Training</title>\n'
         f"<style>{CSS}{PLOT}</style>\n</head>\n<body>\n<main>\n<h1>Training</h1>\n<table>{facts}</table>\n"
@@ -145,11 +148,4 @@ def plot(curve: Sequence[CurvePoint]) -> str:
         f'<svg class="curve" role="img" aria-label="{escape(words)}" viewBox="-10 -20 {WIDTH + 20} {HEIGHT + 40}">'
         f'{line("loss", losses)}{line("held", held)}{dots}<text x="0" y="-6">{high:.4g}</text>'
         f'<text x="0" y="{HEIGHT + 16}">{low:.4g}; grey: loss of a step, blue: held out; {last} steps</text></svg>'
-    )
-
-
-def _sentence(finding: Finding) -> str:
-    why = f" ({finding.why})" if finding.why else ""
-    return sanitize_text(
-        f"{finding.stage}: {finding.what} {formatting.number(finding.value, finding.unit)}{why}", 4096
     )

@@ -24,7 +24,7 @@ _rows:
         /*0070*/                   NOP ;
 """
 # The quickest to compile of those that matter; `python -m bench.gpu.kernel_table` makes all of them.
-COMPARED = ("lut4_int8 rows, 1", "int8 rows, 1", "int4 fragments, 1")
+COMPARED = ("lut4 rows, 1", "int8 rows, 1", "int4 fragments, 1")
 
 
 def test_instruction_counts_leave_out_padding() -> None:

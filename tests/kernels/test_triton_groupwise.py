@@ -14,7 +14,6 @@ from tests.support.triton_compile import assembly
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 from infer.kernels.gpu import (  # noqa: E402
-    decoded_linear,
     embedding,
     epilogue,
     gemv_tiles,
@@ -116,7 +115,7 @@ def test_the_operator_takes_any_rows_and_dtype(monkeypatch: pytest.MonkeyPatch) 
     assert_near(operator(x.repeat(1, 4, 1), *given, bias), want.repeat(1, 4, 1), 1e-5)
     assert operator(x[:0], *given, bias).shape == (0, 3, 6)
     assert operator(x.double(), *given, bias).dtype == torch.float64
-    monkeypatch.setattr(decoded_linear, "MOST_WEIGHTS", 4 * 96)
+    monkeypatch.setattr(linear_codes, "MOST_WEIGHTS", 4 * 96)
     for crossover in ((100, 100), (1, 100), (1, 1)):  # few rows, tiles, library
         limit = kernel_thresholds.Crossover(*crossover)
         monkeypatch.setattr(kernel_thresholds, "of", lambda *_, found=limit: found)

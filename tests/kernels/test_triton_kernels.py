@@ -15,19 +15,17 @@ from torch import Tensor
 from infer.kernels import gpu
 from infer.kernels.ops import bitpack
 from infer.kernels.ops.coded_weight import CodedWeight
-from infer.kernels.ops.linear_packed import lut4_twin
 from tests.support.triton_compile import assembly
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 from infer.kernels.gpu import (  # noqa: E402
-    decoded_linear,
     embedding,
     epilogue,
     kernel_thresholds,
     linear_codes,
 )
 from infer.kernels.gpu.int8 import int8_gemm, int8_gemv, int8_quantize, linear_int8, w8a16_gemv  # noqa: E402
-from infer.kernels.gpu.lut import lut4_int8_gemv, lut_decode, lut_gemm, lut_gemv  # noqa: E402
+from infer.kernels.gpu.lut import lut_decode, lut_gemm, lut_gemv  # noqa: E402
 
 # cuBLAS asks for it under the deterministic mode that the tests run in.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -110,22 +108,6 @@ def test_tiles_round_the_table_only(bits: int, group: int, shape: tuple[int, int
         want = reference("linear_codes", x.float(), *rounded, bias)
         assert_near(lut_gemm.linear(x, weights, bias), want, CLOSE[dtype])
         assert_near(lut_gemm.linear(x, weights, bias, split=3), want, CLOSE[dtype])
-
-
-@on_device
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("tables", [1, None])
-def test_int8_activations_match_the_cpu_kernel(shape: tuple[int, int, int], tables: int | None) -> None:
-    m, n, k = shape
-    codes, table, scale, row_scale = lut_weights(n, k, 4).lut_tensors()
-    if tables is None:
-        table = torch.rand(-(-n // bitpack.TABLE_ROWS), 16, device=DEVICE) * 2 - 1
-    x, bias = torch.randn(m, k, device=DEVICE), torch.randn(n, device=DEVICE)
-    made = CodedWeight(codes.cpu(), scale.cpu(), table.cpu(), super_scale=row_scale.cpu())
-    want = lut4_twin(x.cpu(), made, bias.cpu()).to(DEVICE)
-    rounded, packed_scale = lut4_int8_gemv.pack(table, row_scale)
-    for split in (None, 2):
-        assert_near(lut4_int8_gemv.linear(x, codes, rounded, scale, packed_scale, bias, split), want, 1e-6)
 
 
 @on_device
@@ -233,7 +215,7 @@ def test_the_operator_takes_any_leading_sizes_and_dtype(monkeypatch: pytest.Monk
             kernel_thresholds, "of", lambda *_, a=tiles, b=library: kernel_thresholds.Crossover(a, b)
         )
         assert_near(linear_codes.linear_codes(x.half(), *weights, bias), want, tolerance)
-    monkeypatch.setattr(decoded_linear, "MOST_WEIGHTS", 32 * 128)
+    monkeypatch.setattr(linear_codes, "MOST_WEIGHTS", 32 * 128)
     wide = lut_weights(70, 128, 3)
     y = linear_codes.multiply_decoded(x[0], wide)
     assert_near(y, reference("linear_codes", x[0], *wide), 1e-4)
@@ -258,7 +240,6 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
         int8_gemv,
         int8_gemm,
         w8a16_gemv,
-        lut4_int8_gemv,
         lut_decode,
         lut_gemv,
         lut_gemm,
@@ -279,19 +260,6 @@ def test_few_rows_look_the_table_up_by_shuffles(captured: list[tuple]) -> None:
     assert text.count("ld.global") < 60
     assert "atom" not in text
     assert "local" not in text
-
-
-@on_host
-def test_int8_activations_look_the_table_up_by_byte_permutations(captured: list[tuple]) -> None:
-    codes, table, scale, row_scale = lut_weights(4096, 4096, 4).lut_tensors()
-    table, row_scale = lut4_int8_gemv.pack(table, row_scale)
-    lut4_int8_gemv.linear(torch.empty(1, 4096, dtype=torch.bfloat16), codes, table, scale, row_scale, split=1)
-    quantize, rows, _ = assembly(captured, 90)
-    assert rows.count("prmt.b32") >= 96
-    assert rows.count("dp4a") >= 32
-    assert "atom" not in quantize + rows
-    with pytest.raises(ValueError, match="only groups of 64"):
-        lut4_int8_gemv.linear(torch.empty(1, 64), *lut_weights(4, 64, 4, 16).lut_tensors())
 
 
 @on_host
@@ -349,8 +317,6 @@ def test_every_triton_kernel_compiles(captured: list[tuple], one: bool) -> None:
         lut_gemm.linear(x.half(), weights, bias)
         lut_decode.decode(weights, torch.bfloat16)
         embedding.embedding_codes(ids, *weights)
-    codes, table, scale, row_scale = weights.lut_tensors()
-    lut4_int8_gemv.linear(x, codes, table.to(torch.int8), scale, row_scale)
     embedding.embedding_int8(ids, codes, scale)
     assert all(assembly(captured, 80))
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from infer.onnx.layers.operands import Weights, conv_options, floats, inputs
 from infer.onnx.rewrite import GraphBuilder, data
 
-from .operands import fake_quantized, float_type
+from .operands import decoded, dequantized, fake_quantized, float_type
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -29,28 +27,10 @@ def conv(emit: GraphBuilder, weights: Weights) -> tuple[ir.Value, str]:
     channels = min(codes.shape[0], codes.shape[1] * options["group"])
     if is_static and channels >= SMALLEST:
         step = float(data(rest[0], emit.node).reshape(-1)[0])
-        weight, taken = _dequantized(emit, codes, scale, dtype), "static int8 convolution"
+        weight, taken = dequantized(emit, codes, scale, dtype), "static int8 convolution"
         x = fake_quantized(emit, x, step, dtype)
     elif weights == "blocks":
-        weight, taken = (
-            _dequantized(emit, codes, scale, dtype),
-            "convolution in float, int8 weights packed",
-        )
+        weight, taken = dequantized(emit, codes, scale, dtype), "convolution in float, int8 weights packed"
     else:
-        weight, taken = _decoded(emit, codes, scale, dtype), "convolution in float, decoded when built"
+        weight, taken = decoded(emit, codes, scale, dtype), "convolution in float, decoded when built"
     return emit("Conv", x, weight, bias_value, **options), taken
-
-
-def _dequantized(emit: GraphBuilder, codes: ir.Value, scale: ir.Value, dtype: np.dtype[Any]) -> ir.Value:
-    """Return the weight as DequantizeLinear per output channel."""
-    array = data(codes, emit.node)
-    weight = emit.constant(f"{codes.name}/s8", array)
-    zeros = emit.constant(f"{codes.name}/zero", np.zeros(len(array), np.int8))
-    return emit("DequantizeLinear", weight, floats(emit, scale, dtype), zeros, axis=0)
-
-
-def _decoded(emit: GraphBuilder, codes: ir.Value, scale: ir.Value, dtype: np.dtype[Any]) -> ir.Value:
-    """Return the weight, stored as float."""
-    array = data(codes, emit.node)
-    steps = data(scale, emit.node).astype(np.float32).reshape(-1, *[1] * (array.ndim - 1))
-    return emit.constant(f"{codes.name}/{dtype.name}", (array.astype(np.float32) * steps).astype(dtype))

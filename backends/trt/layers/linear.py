@@ -57,9 +57,12 @@ def int8_linear(emit: GraphBuilder, weights: Weights) -> tuple[ir.Value, str]:
     x, codes, scale, bias = inputs(emit, 4)
     dtype = float_type(emit)
     if weights == "blocks":
-        weight, taken = dequantized(emit, codes, scale, dtype), "int8 weights, packed"
+        weight, taken = dequantized(emit, codes, scale, dtype, transposed=True), "int8 weights, packed"
     else:
-        weight, taken = decoded(emit, codes, scale, dtype), "layer in float, decoded when built"
+        weight, taken = (
+            decoded(emit, codes, scale, dtype, transposed=True),
+            "layer in float, decoded when built",
+        )
     return add_bias(emit, emit("MatMul", x, weight), bias, dtype), taken
 
 
@@ -75,9 +78,12 @@ def static_int8(emit: GraphBuilder) -> tuple[ir.Value, str]:
     x, codes, scale, x_scale, bias = inputs(emit, 5)
     dtype = float_type(emit)
     if min(codes.shape) < SMALLEST_GEMM:
-        weight, taken = decoded(emit, codes, scale, dtype), "layer in float, too small for int8"
+        weight, taken = (
+            decoded(emit, codes, scale, dtype, transposed=True),
+            "layer in float, too small for int8",
+        )
     else:
-        weight, taken = dequantized(emit, codes, scale, dtype), "static int8"
+        weight, taken = dequantized(emit, codes, scale, dtype, transposed=True), "static int8"
         x = fake_quantized(emit, x, float(data(x_scale, emit.node).reshape(-1)[0]), dtype)
     return add_bias(emit, emit("MatMul", x, weight), bias, dtype), taken
 

@@ -19,18 +19,24 @@ def float_type(emit: GraphBuilder) -> np.dtype[Any]:
     return np.dtype(np.float32 if x is None or x.dtype is None else x.dtype.numpy())
 
 
-def dequantized(emit: GraphBuilder, codes: ir.Value, scale: ir.Value, dtype: np.dtype[Any]) -> ir.Value:
-    """Return codes int8 [N, K] · scale [N] as a float [K, N] operand, stored as int8."""
-    array = np.ascontiguousarray(data(codes, emit.node).T)
-    zeros = emit.constant(f"{codes.name}/zero", np.zeros(array.shape[1], np.int8))
-    weight = emit.constant(f"{codes.name}/s8", array)
-    return emit("DequantizeLinear", weight, floats(emit, scale, dtype), zeros, axis=1)
+def dequantized(
+    emit: GraphBuilder, codes: ir.Value, scale: ir.Value, dtype: np.dtype[Any], *, transposed: bool = False
+) -> ir.Value:
+    """Return codes int8 [N, …] · scale [N] as a float operand, [K, N] where `transposed`, stored as int8."""
+    array = data(codes, emit.node)
+    zeros = emit.constant(f"{codes.name}/zero", np.zeros(len(array), np.int8))
+    weight = emit.constant(f"{codes.name}/s8", np.ascontiguousarray(array.T if transposed else array))
+    return emit("DequantizeLinear", weight, floats(emit, scale, dtype), zeros, axis=int(transposed))
 
 
-def decoded(emit: GraphBuilder, codes: ir.Value, scale: ir.Value, dtype: np.dtype[Any]) -> ir.Value:
-    """Return codes int8 [N, K] · scale [N] as a float [K, N] operand, stored as float."""
-    weight = data(codes, emit.node).astype(np.float32) * data(scale, emit.node).astype(np.float32)[:, None]
-    return emit.constant(f"{codes.name}/{dtype.name}", np.ascontiguousarray(weight.T.astype(dtype)))
+def decoded(
+    emit: GraphBuilder, codes: ir.Value, scale: ir.Value, dtype: np.dtype[Any], *, transposed: bool = False
+) -> ir.Value:
+    """Return the operand that `dequantized` returns, stored as float."""
+    array = data(codes, emit.node).astype(np.float32)
+    weight = array * data(scale, emit.node).astype(np.float32).reshape(-1, *[1] * (array.ndim - 1))
+    stored = np.ascontiguousarray((weight.T if transposed else weight).astype(dtype))
+    return emit.constant(f"{codes.name}/{dtype.name}", stored)
 
 
 def fake_quantized(emit: GraphBuilder, x: ir.Value, step: float, dtype: np.dtype[Any]) -> ir.Value:

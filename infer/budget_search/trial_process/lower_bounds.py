@@ -15,7 +15,7 @@ import torch
 from torch.export import ExportedProgram
 
 from ... import device as hardware
-from ... import plugins
+from ... import plugins, rows
 from ...errors import InferError
 from ...graph.program import TorchGraph
 from ...plan import Plan
@@ -41,7 +41,7 @@ def lower_bounds(original: Original, plan: Plan, formats: Sequence[str]) -> Lowe
     count = sum(one.count for one in weights)
     read = sum(one.count for one in weights if not one.looked_up and not (is_step and one.dims > 2))
     flops = {
-        batch: 2 * read * (batch if roofline.is_batched(graph) else 1)
+        batch: 2 * read * (batch if rows.have_rows(graph.inputs) else 1)
         if is_step
         else roofline.flops_of_call(graph, batch)
         for batch in plan.batches

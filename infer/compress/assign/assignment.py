@@ -19,6 +19,7 @@ from ...plan import Plan
 from ...reporter import Reporter
 from ...spec import DTYPES, DecidedBy, Finding, LayerChoice, TensorSpec
 from .. import Candidates, PackingCache, QuantizationResult, Stats, Weight
+from ..layer_overrides import FLOAT
 from . import calibration_method, sensitivity
 from .calibration_rows import more_batches
 from .format_order import fallback_formats, larger_formats
@@ -28,7 +29,6 @@ from .lowered_layers import SharedFloatLayers
 from .partial_forward import Replay
 
 STAGE = "layers"
-FLOAT = "float"
 ROWS = 8  # of a calibration batch
 
 

@@ -10,7 +10,6 @@ from .knapsack import KnapsackOption, ParetoFront
 from .sensitivity import LayerSensitivity
 
 PROBES = 8  # whole-model measurements of one search; each halves the range of sizes
-FLOAT = "float"
 Drop = Callable[[dict[str, str]], float]  # first layer name → format: the drop of the whole model
 
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from ... import compress
 from ...spec import Finding
 from .. import Weight
+from ..layer_overrides import FLOAT
 from . import budget
-from .assignment import FLOAT, STAGE, Assignment, Decision
+from .assignment import STAGE, Assignment, Decision
 from .format_order import larger_formats
 from .sensitivity import LayerSensitivity
 from .slow_layers import drop_slow, is_timed

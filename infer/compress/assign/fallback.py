@@ -16,8 +16,9 @@ from ...fidelity.thresholds import limits
 from ...results import Metric
 from ...spec import Finding
 from .. import Weight
+from ..layer_overrides import FLOAT
 from . import budget
-from .assignment import FLOAT, STAGE, Assignment
+from .assignment import STAGE, Assignment
 from .format_order import HALF, fallback_formats
 from .sensitivity import LayerSensitivity
 from .slow_layers import note_slow

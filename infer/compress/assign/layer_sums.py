@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from ... import compress
 from .. import Weight
 from .assignment import Assignment
 from .format_order import fallback_formats
 from .layer_timing import LayerTime, LayerTimer
-from .slow_layers import WeightTimings
+from .slow_layers import WeightTimings, is_timed
 
 
 @dataclass(frozen=True)
@@ -35,10 +34,9 @@ def layers_alone(assignment: Assignment, batches: Sequence[int]) -> LayerSums:
     Empty where `decide` times no layer, for language models that run as a step, and with pins.
     """
     plan, calibration = assignment.plan, assignment.calibration_set
-    timed = bool(plan.batches) and not plan.allow_slower and not compress.carries_codes(plan)
     if plan.quant == "none" or assignment.budgeted or plan.layers or calibration.model is None:
         return LayerSums()
-    if not timed or calibration.steps or not batches:
+    if not is_timed(plan) or calibration.steps or not batches:
         return LayerSums()
     weights = [w for w in assignment.free() if plan.quant in assignment.candidates.accepted(w)]
     layers = [site.layer for weight in weights for site in weight.sites]

@@ -92,7 +92,7 @@ def measure(
         if progress:
             progress(done, len(jobs), f"{weight.name} {format}")
         layer, packing = layers[weight.name], candidates.packing(weight, format)
-        layer.size[format], layer.weight_error[format] = packing.num_bytes, packing.weight_error
+        layer.size[format], layer.weight_error[format] = packing.num_bytes, packing.error.relative
         if clock() - begin > seconds and format != formats[weight.name][0]:
             layer.effect[format] = _estimate(layer, formats[weight.name][0], format)
             layer.estimated.add(format)

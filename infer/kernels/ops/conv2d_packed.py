@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -109,64 +110,40 @@ def _fma(a: Tensor, b: Tensor | float, c: Tensor) -> Tensor:
     return (a.float().double() * b + c.double()).float()
 
 
-def finish_twin(
-    sums: Tensor,
+def values_twin(
+    x: Tensor,
+    weight: Tensor,
+    start: Tensor,
     multiplier: Tensor,
     offset: Tensor,
     residual: Tensor | None,
     residual_multiplier: float,
     low: float,
     high: float,
-    residual_border: int,
+    out_channels: int,
+    window: Sequence[int],
+    borders: Sequence[int],
 ) -> Tensor:
     """float32 [B, H, W, blocks * 16] before the rounding."""
+    sums = sums_twin(x, weight, start, window, borders[0])
     y = _fma(sums.permute(0, 2, 3, 1), multiplier.double(), offset)
     if residual is not None:
         factor = torch.tensor(residual_multiplier, dtype=torch.float32).double()
-        y = _fma(_inside(residual, residual_border), float(factor), y)
+        y = _fma(_inside(residual, borders[1]), float(factor), y)
     return y.clamp(low, high)
 
 
-def twin(
-    x: Tensor,
-    weight: Tensor,
-    start: Tensor,
-    multiplier: Tensor,
-    offset: Tensor,
-    residual: Tensor | None,
-    residual_multiplier: float,
-    low: float,
-    high: float,
-    out_channels: int,
-    window: Sequence[int],
-    borders: Sequence[int],
-    fill: int,
-) -> Tensor:
+def twin(*operands: Any) -> Tensor:
     """Compute `conv2d_int8_packed` in pure torch, as its reference."""
-    sums = sums_twin(x, weight, start, window, borders[0])
-    y = finish_twin(sums, multiplier, offset, residual, residual_multiplier, low, high, borders[1])
-    return _bordered(y.round().nan_to_num(0.0).to(torch.uint8), borders[2], fill)
+    *values, fill = operands
+    return _bordered(values_twin(*values).round().nan_to_num(0.0).to(torch.uint8), values[-1][2], fill)
 
 
-def float_twin(
-    x: Tensor,
-    weight: Tensor,
-    start: Tensor,
-    multiplier: Tensor,
-    offset: Tensor,
-    residual: Tensor | None,
-    residual_multiplier: float,
-    low: float,
-    high: float,
-    out_channels: int,
-    window: Sequence[int],
-    borders: Sequence[int],
-    poison: Tensor,
-) -> Tensor:
+def float_twin(*operands: Any) -> Tensor:
     """Compute `conv2d_int8_packed_float` in pure torch, as its reference."""
-    sums = sums_twin(x, weight, start, window, borders[0])
-    y = finish_twin(sums, multiplier, offset, residual, residual_multiplier, low, high, borders[1])
-    return (y[..., :out_channels] + poison[:, None, None, None]).contiguous()
+    *values, poison = operands
+    out_channels = values[9]
+    return (values_twin(*values)[..., :out_channels] + poison[:, None, None, None]).contiguous()
 
 
 def max_pool_twin(x: Tensor, window: Sequence[int], borders: Sequence[int], fill: int) -> Tensor:

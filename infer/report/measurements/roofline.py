@@ -103,11 +103,6 @@ def count_flops(call: Callable[[], object]) -> int | None:
     return int(counter.get_total_flops()) or None
 
 
-def is_batched(graph: Graph) -> bool:
-    """Return True when the inputs can be cut into rows."""
-    return rows.have_rows(graph.inputs)
-
-
 def flops_of_one_row(graph: Graph) -> int | None:
     """Count the operations of a call on one row, or on the whole input where nothing is batched."""
     if not isinstance(graph, TorchGraph):
@@ -125,7 +120,7 @@ def flops_of_call(graph: Graph, batch: int) -> int | None:
     lengths = timed_lengths(graph.inputs, graph.samples, graph.sizes, batch)
     if lengths is None or not isinstance(graph, TorchGraph):
         row = flops_of_one_row(graph)
-        return None if row is None else row * (batch if is_batched(graph) else 1)
+        return None if row is None else row * (batch if rows.have_rows(graph.inputs) else 1)
     mean = max(int(lengths.double().mean()), 1)
     one_row = rows.cut(graph.inputs, graph.samples, 0, 1)
     row = count_flops(lambda: graph.run(cut(one_row, graph.inputs, graph.sizes, mean)))
@@ -175,7 +170,9 @@ def probe(
         if shape is None:
             flops = flops_of_call(graph, batch)
         else:
-            flops = None if step_flops is None else step_flops * (batch if is_batched(graph) else 1)
+            flops = (
+                None if step_flops is None else step_flops * (batch if rows.have_rows(graph.inputs) else 1)
+            )
         reads = weight_bytes + batch * kv_bytes
         bandwidth = hardware.bandwidth_for(reads, plan.device)
         seconds, bound = least_time(reads, flops, bandwidth, peak)

@@ -12,7 +12,7 @@ from ...latency import Latency
 from ..document import FidelityRow, LatencyRow, Report
 from ..sections import VERDICTS, Section, sections, worst_sizes
 from . import formatting
-from .page import CSS, cell_html, words_html
+from .page import CSS, cell_html, number_class, swatch, words_html
 from .text_layout import Table
 
 _KINDS = {VERDICTS[True]: "ok", VERDICTS[False]: "over"}
@@ -115,7 +115,7 @@ _CHARTS: dict[str, Callable[[Report], str]] = {
 
 def _table(table: Table) -> str:
     """Render a table whose cells carry their column's name (data-head), for narrow pages."""
-    heads = (f'<th scope="col"{_kind(column.right)}>{escape(column.name)}</th>' for column in table.columns)
+    heads = (f'<th scope="col"{number_class(column)}>{escape(column.name)}</th>' for column in table.columns)
     rows = (f"<tr>{''.join(_cells(table, row))}</tr>" for row in table.rows)
     head = f"<caption>{words_html(table.caption)}</caption><thead><tr>{''.join(heads)}</tr></thead>"
     return f"<table>{head}<tbody>{''.join(rows)}</tbody></table>"
@@ -125,16 +125,14 @@ def _cells(table: Table, row: Sequence[str]) -> Sequence[str]:
     cells = []
     for column, cell in zip(table.columns, row, strict=True):
         kind = (
-            f' class="{_KINDS[cell]}"' if column.name == "verdict" and cell in _KINDS else _kind(column.right)
+            f' class="{_KINDS[cell]}"'
+            if column.name == "verdict" and cell in _KINDS
+            else number_class(column)
         )
         cells.append(
             f'<td{kind} data-head="{escape(column.name)}">{cell_html(cell, right=column.right)}</td>'
         )
     return cells
-
-
-def _kind(right: bool) -> str:
-    return ' class="num"' if right else ""
 
 
 def _latency_bars(row: LatencyRow, baseline: str) -> str:
@@ -186,9 +184,7 @@ def _stacked(parts: Sequence[tuple[str, float]]) -> str:
     for index, (name, value) in enumerate(parts):
         x, width = _percent(at / whole), _percent(value / whole)
         shapes.append(f'<rect class="part{index}" x="{x}" y="0" width="{width}" height="26"/>')
-        square = f'<rect class="part{index}" width="12" height="12"/>'
-        swatch = f'<svg width="12" height="12" aria-hidden="true">{square}</svg>'
-        legend.append(f"<li>{swatch} {escape(name)} <b>{formatting.size(value)}</b></li>")
+        legend.append(f"<li>{swatch(f'part{index}')} {escape(name)} <b>{formatting.size(value)}</b></li>")
         at += value
     words = ", ".join(f"{name} {formatting.size(value)}" for name, value in parts)
     svg = f'<svg class="stack" role="img" aria-label="{escape(words)}" height="26">{"".join(shapes)}</svg>'

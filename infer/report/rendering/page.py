@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from html import escape
 
+from .text_layout import Column
+
 LONG = 24  # letters; a column is at least as wide as its longest word of no more
 _AFTER = re.compile(r"(?<=[/\\._:,=&?+-])(?=[^/\\._:,=&?+-])")
 
@@ -22,6 +24,18 @@ def cell_html(text: str, *, right: bool = False) -> str:
     if not right or not text:
         return words_html(text)
     return " ".join(f'<span class="whole">{escape(part)}</span>' for part in re.split(r" (?=[(\[])", text))
+
+
+def number_class(column: Column) -> str:
+    """Return the attribute of the cells of a column of figures."""
+    return ' class="num"' if column.right else ""
+
+
+def swatch(kind: str) -> str:
+    """Draw a small square in the color of a class, for a legend."""
+    return (
+        f'<svg width="12" height="12" aria-hidden="true"><rect class="{kind}" width="12" height="12"/></svg>'
+    )
 
 
 def _word(word: str) -> str:

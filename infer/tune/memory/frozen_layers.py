@@ -89,9 +89,7 @@ def pass_gradients(model: nn.Module, forward: Forward = "inference") -> list[str
         if reason := _why_not(layer):
             refused.append(f"{name} ({type(layer).__name__}: {reason})")
             continue
-        quantizer = quantizer_of(layer.packed)
-        make = FrozenExperts if isinstance(layer, QuantizedExperts) else FrozenCompute
-        layer.compute = make(quantizer, forward)  # type: ignore[assignment]
+        layer.compute = frozen_compute(layer, forward)  # type: ignore[assignment]
         names.append(name)
     if refused:
         raise NotUsableError(
@@ -99,6 +97,12 @@ def pass_gradients(model: nn.Module, forward: Forward = "inference") -> list[str
             hint="Leave them in float: --layer NAME=float",
         )
     return names
+
+
+def frozen_compute(layer: PackedLayer, forward: Forward) -> FrozenCompute | FrozenExperts:
+    """Return what takes the place of a layer's `compute` while its weight is frozen."""
+    make = FrozenExperts if isinstance(layer, QuantizedExperts) else FrozenCompute
+    return make(quantizer_of(layer.packed), forward)
 
 
 def _why_not(layer: PackedLayer) -> str | None:

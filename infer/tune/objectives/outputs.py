@@ -168,9 +168,14 @@ def hidden_error(student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Ten
     """
     total = torch.zeros((), device=student[0].device)
     for own, wanted in zip(student, teacher, strict=True):
-        own, wanted = own.float(), wanted.float()
-        if mask is not None and mask.shape == own.shape[:-1]:
-            own, wanted = own[mask], wanted[mask]
-        norm = wanted.square().sum(-1).clamp_min(1e-12)
-        total = total + ((own - wanted).square().sum(-1) / norm).mean()
+        counted = mask if mask is not None and mask.shape == own.shape[:-1] else None
+        total = total + token_errors(own.float(), wanted.float(), counted).mean()
     return total / max(len(student), 1)
+
+
+def token_errors(got: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
+    """Return |s - t|² / |t|² of each token that counts: [rows, tokens, hidden] twice → [number of tokens]."""
+    if mask is not None:
+        got, target = got[mask], target[mask]
+    norm = target.square().sum(-1).clamp_min(1e-12)
+    return ((got - target).square().sum(-1) / norm).reshape(-1)

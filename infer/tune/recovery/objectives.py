@@ -13,7 +13,7 @@ from ...fidelity.metric_sums import is_logits
 from ...graph.program import flatten
 from ..data.rows import digest_of, shuffled
 from ..objective import Objective
-from ..objectives.outputs import LayerOutputs, LayerPairs, OutputObjective, outermost_lists
+from ..objectives.outputs import LayerOutputs, LayerPairs, OutputObjective, outermost_lists, token_errors
 from .layer_calls import LayerCall, is_hidden
 from .trainable_layers import TrainableLayers
 
@@ -145,14 +145,6 @@ class LayerObjective:
             rounded = call.run(self.model, hidden).float()
         error = float(token_errors(exact, batch["target"].float(), mask).sum())
         return "bfloat16" if float(token_errors(rounded, exact, mask).sum()) <= noise * error else "float32"
-
-
-def token_errors(got: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
-    """Return |s - t|² / |t|² of each token that counts: [rows, tokens, hidden] twice → [number of tokens]."""
-    if mask is not None:
-        got, target = got[mask], target[mask]
-    norm = target.square().sum(-1).clamp_min(1e-12)
-    return ((got - target).square().sum(-1) / norm).reshape(-1)
 
 
 @torch.no_grad()

@@ -21,8 +21,7 @@ from ...compress.packed_layers import QuantizedEmbedding, QuantizedExperts, Quan
 from ...compress.packed_weight import Packed, PackedLayer
 from ...errors import NotUsableError
 from ...kernels.ops.coded_weight import LUT, layout_of
-from ..memory.frozen_layers import FrozenCompute, FrozenExperts
-from ..memory.packed_rows import quantizer_of
+from ..memory.frozen_layers import frozen_compute
 from .table_weight import RAMP, TableWeight
 
 FREE = 0.3  # share of the run in which all codes are free; they are frozen over the rest
@@ -135,8 +134,7 @@ def _compute(layer: PackedLayer, weight: TableWeight | None) -> Compute:
     if weight is None:
         if isinstance(layer, QuantizedEmbedding):
             return layer.compute
-        make = FrozenExperts if isinstance(layer, QuantizedExperts) else FrozenCompute
-        return make(quantizer_of(layer.packed), "decoded")
+        return frozen_compute(layer, "decoded")
     if isinstance(layer, QuantizedEmbedding | QuantizedMatrix):
         return lambda ids, tensors: weight.rows(ids)
     if isinstance(layer, QuantizedConv):

@@ -14,10 +14,11 @@ from infer import compress
 from infer.errors import NotUsableError
 from infer.graph.program import flatten
 from infer.plan import Plan
+from infer.tune.objectives.outputs import token_errors
 from infer.tune.recovery import recover_layers as layers_stage
 from infer.tune.recovery import recovery_settings
 from infer.tune.recovery.layer_calls import LayerCall, SharedTensors, layer_calls
-from infer.tune.recovery.objectives import LayerObjective, layer_lists, token_errors
+from infer.tune.recovery.objectives import LayerObjective, layer_lists
 from infer.tune.recovery.recover import recover
 from infer.tune.recovery.recover_layers import LayerChain
 from infer.tune.recovery.recovery_settings import RecoveryBudget

@@ -8,12 +8,11 @@ import triton.language as tl
 from torch import Tensor
 
 from ...ops.linear_int8 import LEVELS, TINY
-from ..launch import cdiv, launch
+from ..launch import launch
 
 _LEVELS = tl.constexpr(LEVELS)
 _TINY = tl.constexpr(TINY)
 _BLOCK = 2048
-_GROUPS = 16  # of one program
 # Adding and taking away 1.5 * 2**23 rounds a float32 below 2**22 to an integer, halves to even.
 _ROUNDER = tl.constexpr(1.5 * 2**23)
 
@@ -52,28 +51,6 @@ def _quantize(
     tl.store(step_ptr + row, tl.where(tl.max(bad, 0) > 0, float("nan"), step))
 
 
-@triton.jit
-def _quantize_groups(
-    x_ptr: tl.tensor,
-    q_ptr: tl.tensor,
-    step_ptr: tl.tensor,
-    num_groups: tl.tensor,
-    GROUP: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    group = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    at = group[:, None] * GROUP + tl.arange(0, GROUP)[None]
-    mask = group < num_groups
-    x = tl.load(x_ptr + at, mask=mask[:, None], other=0.0).to(tl.float32)
-    step = tl.maximum(tl.div_rn(tl.max(tl.abs(x), 1), _LEVELS * 1.0), _TINY)
-    ratio = tl.div_rn(x, tl.broadcast_to(step[:, None], [BLOCK, GROUP]))
-    bad = ratio != ratio
-    ratio = tl.where(bad, 0.0, ratio)
-    ratio = tl.minimum(tl.maximum(ratio, -_LEVELS * 1.0), _LEVELS * 1.0)
-    tl.store(q_ptr + at, ((ratio + _ROUNDER) - _ROUNDER).to(tl.int8), mask=mask[:, None])
-    tl.store(step_ptr + group, tl.where(tl.max(bad.to(tl.int32), 1) > 0, float("nan"), step), mask=mask)
-
-
 def quantize_rows(x: Tensor, given: Tensor | None) -> tuple[Tensor, Tensor]:
     """Quantize x [M, K] float to int8 [M, K] with steps float32 [M].
 
@@ -92,24 +69,5 @@ def quantize_rows(x: Tensor, given: Tensor | None) -> tuple[Tensor, Tensor]:
         GIVEN=given is not None,
         BLOCK=_BLOCK,
         num_warps=8,
-    )
-    return q, step
-
-
-def quantize_groups(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """Quantize with a step for each `group` columns, a power of two: int8 [M, K], float32 [M, K / group]."""
-    x = x.contiguous()
-    q = torch.empty_like(x, dtype=torch.int8)
-    step = x.new_empty((x.shape[0], x.shape[1] // group), dtype=torch.float32)
-    launch(
-        _quantize_groups,
-        (cdiv(step.numel(), _GROUPS),),
-        x,
-        q,
-        step,
-        step.numel(),
-        GROUP=group,
-        BLOCK=_GROUPS,
-        num_warps=4,
     )
     return q, step
