@@ -17,7 +17,7 @@ from infer.attention import AttentionArgs, Rotary, _portable, reference
 from infer.attention import triton as plugin
 from infer.kernels.passes.rotary.form import HALVES, INTERLEAVED, INTERLEAVED_TO_HALVES, RotaryForm
 from tests.support.attention_cases import Case
-from tests.support.triton_compile import compiled
+from tests.support.triton_compile import compiled, in_turns
 
 pytest.importorskip("triton", reason="triton is not installed")
 from infer.attention import _triton_rotary  # noqa: E402
@@ -76,15 +76,17 @@ EXACT = 2e-6 if CUDA else 0.0
 
 
 @on_device
-@pytest.mark.parametrize("pairs", [False, True], ids=["column", "pair"])
-@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize(("form", "pairs"), in_turns(FORMS, [False, True]), ids=str)
 def test_every_form_of_rotation_equals_plain_torch(form: RotaryForm, pairs: bool) -> None:
     assert_equal(*arguments(form, pairs=pairs), EXACT)
 
 
 @on_device
-@pytest.mark.parametrize("kind", attention.KV_DTYPES)
-@pytest.mark.parametrize("form", [RotaryForm(0, 20, HALVES), RotaryForm(0, 6, INTERLEAVED)], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    in_turns(attention.KV_DTYPES, [RotaryForm(0, 20, HALVES), RotaryForm(0, 6, INTERLEAVED)]),
+    ids=str,
+)
 def test_rotated_keys_are_stored_in_every_cache_dtype(form: RotaryForm, kind: str) -> None:
     args, rotary = arguments(form, dim=20, dtype=kind)
     if kind == "bfloat16":  # the interpreter cuts bits off where a GPU rounds to bfloat16

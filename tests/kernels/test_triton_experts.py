@@ -11,7 +11,7 @@ from torch import Tensor
 from infer.kernels.ops import bitpack
 from infer.kernels.ops.coded_weight import CodedWeight
 from tests.support.groupwise_operands import FORMS, Form, operands
-from tests.support.triton_compile import assembly
+from tests.support.triton_compile import assembly, in_turns
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 from infer.kernels.gpu import epilogue, expert_tiles, experts, gemv_tiles  # noqa: E402
@@ -68,11 +68,11 @@ def assert_near(got: Tensor, want: Tensor, tolerance: float) -> None:
 
 
 @on_device
-@pytest.mark.parametrize(("bits", "group", "features"), [(4, 64, 33), (4, 16, 70), (3, 64, 96), (6, 64, 32)])
-@pytest.mark.parametrize(("rows", "top_k"), ASKED)
-def test_lut_experts_equal_the_portable_operator(
-    rows: int, top_k: int, bits: int, group: int, features: int
-) -> None:
+@pytest.mark.parametrize(
+    ("form", "asked"), in_turns([(4, 64, 33), (4, 16, 70), (3, 64, 96), (6, 64, 32)], [*ASKED, (5, 2)]), ids=str
+)
+def test_lut_experts_equal_the_portable_operator(form: tuple[int, int, int], asked: tuple[int, int]) -> None:
+    (bits, group, features), (rows, top_k) = form, asked
     x, expert = drawn(rows, top_k, 128)
     weights = lut_weights(features, 128, bits, group)
     for dtype, tolerance in CLOSE.items():
@@ -83,9 +83,9 @@ def test_lut_experts_equal_the_portable_operator(
 
 
 @on_device
-@pytest.mark.parametrize(("features", "columns"), [(1, 1), (33, 63), (70, 130)])
-@pytest.mark.parametrize(("rows", "top_k"), ASKED)
-def test_int8_experts_equal_the_portable_operator(rows: int, top_k: int, features: int, columns: int) -> None:
+@pytest.mark.parametrize(("size", "asked"), in_turns([(1, 1), (33, 63), (70, 130)], ASKED), ids=str)
+def test_int8_experts_equal_the_portable_operator(size: tuple[int, int], asked: tuple[int, int]) -> None:
+    (features, columns), (rows, top_k) = size, asked
     x, expert = drawn(rows, top_k, columns)
     weights = int8_weights(features, columns)
     want = reference("linear_experts_int8", x, expert, *weights, features, top_k)

@@ -16,7 +16,7 @@ from infer.kernels import gpu
 from infer.kernels.ops import bitpack
 from infer.kernels.ops.coded_weight import CodedWeight
 from infer.kernels.ops.linear_packed import lut4_twin
-from tests.support.triton_compile import assembly
+from tests.support.triton_compile import assembly, in_turns
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 from infer.kernels.gpu import (  # noqa: E402
@@ -83,12 +83,11 @@ def assert_near(got: Tensor, want: Tensor, tolerance: float) -> None:
 
 
 @on_device
-@pytest.mark.parametrize(("bits", "group"), FORMS)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("form", "shape"), in_turns(FORMS, SHAPES), ids=str)
 def test_lut_products_of_few_rows_have_exact_weights(
-    bits: int, group: int, shape: tuple[int, int, int]
+    form: tuple[int, int], shape: tuple[int, int, int]
 ) -> None:
-    m, n, k = shape
+    (bits, group), (m, n, k) = form, shape
     weights, dtype = lut_weights(n, k, bits, group), DTYPES[m % 3]
     x, bias = torch.randn(m, k, device=DEVICE).to(dtype), torch.randn(n, device=DEVICE)
     want = reference("linear_codes", x.float(), *weights, bias)
@@ -98,10 +97,11 @@ def test_lut_products_of_few_rows_have_exact_weights(
 
 
 @on_device
-@pytest.mark.parametrize(("bits", "group"), FORMS)
-@pytest.mark.parametrize("shape", SHAPES if CUDA else [(17, 66, 128), (130, 3, 64)], ids=str)
-def test_tiles_round_the_table_only(bits: int, group: int, shape: tuple[int, int, int]) -> None:
-    m, n, k = shape
+@pytest.mark.parametrize(
+    ("form", "shape"), in_turns(FORMS, SHAPES if CUDA else [(17, 66, 128), (130, 3, 64)]), ids=str
+)
+def test_tiles_round_the_table_only(form: tuple[int, int], shape: tuple[int, int, int]) -> None:
+    (bits, group), (m, n, k) = form, shape
     # The interpreter multiplies the bits of bfloat16, not its values.
     for dtype in (torch.float16, torch.bfloat16)[: 2 if CUDA else 1]:
         weights = lut_weights(n, k, bits, group)
@@ -113,8 +113,7 @@ def test_tiles_round_the_table_only(bits: int, group: int, shape: tuple[int, int
 
 
 @on_device
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("tables", [1, None])
+@pytest.mark.parametrize(("shape", "tables"), in_turns(SHAPES, [1, None]), ids=str)
 def test_int8_activations_match_the_cpu_kernel(shape: tuple[int, int, int], tables: int | None) -> None:
     m, n, k = shape
     codes, table, scale, row_scale = lut_weights(n, k, 4).lut_tensors()

@@ -6,15 +6,24 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+ON_A_GPU = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
 NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 NAMES |= {torch.int8: "i8", torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64"}
+
+
+def in_turns(*values: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Combine the values of parameters: all with all on a GPU; in the interpreter each of them at least once."""
+    if ON_A_GPU:
+        return list(itertools.product(*values))
+    count = max(len(each) for each in values)
+    return [tuple(each[i % len(each)] for each in values) for i in range(count)]
 
 
 def run_in_interpreter(files: Iterable[Path]) -> None:
