@@ -69,6 +69,8 @@ def _choose_inside(name: HubName, inside: Collection[str]) -> Choice:
         return _gguf(name, inside)
     if set(ARTIFACT) <= set(inside):
         return Choice(tuple(sorted(inside)), is_artifact=True)
+    if place := _artifact_beside(inside):  # what `save_pretrained` of an artifact wrote
+        return Choice(tuple(sorted(inside)), place, is_artifact=True)
     if "model_index.json" in inside:
         raise _pipeline(name, inside)
     folders = ["", *sorted({path.split("/")[0] + "/" for path in inside if _is_module(path)})]
@@ -80,6 +82,13 @@ def _choose_inside(name: HubName, inside: Collection[str]) -> Choice:
     if exported := [path for path in inside if path.endswith(".onnx")] or _irs(inside):
         return _exported(name, exported, inside)
     return _checkpoint(name, inside)
+
+
+def _artifact_beside(inside: Collection[str]) -> str:
+    """Return the one folder in a repository that is an artifact, "" where there is none."""
+    parents = {path.rpartition("/")[0] for path in inside}
+    found = [parent for parent in parents if {f"{parent}/{file}" for file in ARTIFACT} <= set(inside)]
+    return found[0] if len(found) == 1 else ""
 
 
 def _is_module(path: str) -> bool:

@@ -119,7 +119,11 @@ class Padded(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("nested", "norm", "mask"),  # torch nests where all padding is behind: a norm then sees zeros in its place
+    (
+        "nested",
+        "norm",
+        "mask",
+    ),  # torch nests where all padding is behind: a norm then sees zeros in its place
     [
         (True, False, "right"),
         (True, True, "right"),

@@ -69,7 +69,9 @@ def assert_near(got: Tensor, want: Tensor, tolerance: float) -> None:
 
 @on_device
 @pytest.mark.parametrize(
-    ("form", "asked"), in_turns([(4, 64, 33), (4, 16, 70), (3, 64, 96), (6, 64, 32)], [*ASKED, (5, 2)]), ids=str
+    ("form", "asked"),
+    in_turns([(4, 64, 33), (4, 16, 70), (3, 64, 96), (6, 64, 32)], [*ASKED, (5, 2)]),
+    ids=str,
 )
 def test_lut_experts_equal_the_portable_operator(form: tuple[int, int, int], asked: tuple[int, int]) -> None:
     (bits, group, features), (rows, top_k) = form, asked

@@ -22,9 +22,14 @@ on_device = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="no GPU: see te
 on_host = pytest.mark.skipif(INTERPRETED, reason="compiles the kernels, which the interpreter can't")
 ROWS = 5
 SEGMENTS = {
-    # Two sequences, one of them in two segments; one that keeps nothing, one without tokens, tokens of nobody at the end.
+    # Two sequences, one in two segments; one that keeps nothing, one without tokens, tokens of nobody at the end.
     "apart": [[0, 3, -1, 0], [3, 5, 0, 1], [5, 6, 2, 2], [6, 9, 3, -1], [9, 9, 4, 3]],
-    "crossed": [[0, 3, -1, 0], [3, 5, -1, 1], [5, 6, 0, 2], [6, 9, 1, 3]],  # segments of two sequences take turns
+    "crossed": [
+        [0, 3, -1, 0],
+        [3, 5, -1, 1],
+        [5, 6, 0, 2],
+        [6, 9, 1, 3],
+    ],  # segments of two sequences take turns
     "one": [[0, 9, 1, 1]],
 }
 
@@ -64,7 +69,9 @@ def test_state_kernels_compile(monkeypatch: pytest.MonkeyPatch, capability: int)
     monkeypatch.setattr(state_space, "launch", lambda kernel, _, *a, **o: captured.append((kernel, a, o)))
     for name in STATE_LAYERS:
         first, last, floats = state_operands(name, 32, torch.Generator().manual_seed(0))
-        getattr(state_space, name)(*first, torch.zeros(ROWS, floats), torch.tensor(SEGMENTS["apart"]), 0, *last)
+        getattr(state_space, name)(
+            *first, torch.zeros(ROWS, floats), torch.tensor(SEGMENTS["apart"]), 0, *last
+        )
     texts = assembly(captured, capability)
     assert len(texts) == len(STATE_LAYERS)
     assert not any("atom." in text for text in texts)
