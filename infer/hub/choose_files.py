@@ -69,14 +69,14 @@ def _choose_inside(name: HubName, inside: Collection[str]) -> Choice:
         return _gguf(name, inside)
     if set(ARTIFACT) <= set(inside):
         return Choice(tuple(sorted(inside)), is_artifact=True)
-    if place := _artifact_beside(inside):  # what `save_pretrained` of an artifact wrote
-        return Choice(tuple(sorted(inside)), place, is_artifact=True)
     if "model_index.json" in inside:
         raise _pipeline(name, inside)
     folders = ["", *sorted({path.split("/")[0] + "/" for path in inside if _is_module(path)})]
     weights = [path for folder in folders for path in _weights(folder, inside)]
     if weights and any(f"{folder}config.json" in inside for folder in folders):
         return Choice((*weights, *_side_files(folders, inside, weights)))
+    if place := _artifact_beside(inside):  # what `save_pretrained` of an artifact wrote
+        return Choice(tuple(sorted(inside)), place, is_artifact=True)
     if any(path.endswith(".gguf") for path in inside):
         return _gguf(name, inside)
     if exported := [path for path in inside if path.endswith(".onnx")] or _irs(inside):
