@@ -5,7 +5,6 @@ As in test_triton_kernels.py: without a GPU the tests marked `on_device` run in 
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Any
 
@@ -17,18 +16,11 @@ from infer.attention import AttentionArgs, Rotary, _portable, reference
 from infer.attention import triton as plugin
 from infer.kernels.passes.rotary.form import HALVES, INTERLEAVED, INTERLEAVED_TO_HALVES, RotaryForm
 from tests.support.attention_cases import Case
-from tests.support.triton_compile import compiled, in_turns
+from tests.support.triton_compile import CUDA, DEVICE, compiled, in_turns, on_device, on_host
 
 pytest.importorskip("triton", reason="triton is not installed")
 from infer.attention import _triton_rotary  # noqa: E402
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-CUDA = torch.cuda.is_available() and not INTERPRETED
-DEVICE = "cuda" if CUDA else "cpu"
-on_device = pytest.mark.skipif(
-    not (CUDA or INTERPRETED), reason="no GPU: runs in the interpreter, see test_triton_interpreter"
-)
-on_host = pytest.mark.skipif(INTERPRETED, reason="compiles the kernels, which the interpreter can't")
 # Heads of 32 numbers: all rotated, first ones, last ones, an odd count of pairs; each with both counts of cosines.
 FORMS = [
     *(RotaryForm(0, 32, order) for order in (HALVES, INTERLEAVED, INTERLEAVED_TO_HALVES)),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 from torch import Tensor
@@ -11,7 +9,7 @@ from torch import Tensor
 from infer.kernels.ops import bitpack
 from infer.kernels.ops.coded_weight import CodedWeight
 from tests.support.groupwise_operands import FORMS, Form, operands
-from tests.support.triton_compile import assembly, in_turns
+from tests.support.triton_compile import DEVICE, assembly, assert_near, in_turns, on_device, on_host
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 from infer.kernels.gpu import epilogue, expert_tiles, experts, gemv_tiles  # noqa: E402
@@ -19,11 +17,6 @@ from infer.kernels.gpu.groupwise import groupwise_experts, groupwise_gemv  # noq
 from infer.kernels.gpu.int8 import int8_quantize  # noqa: E402
 
 OPS = torch.ops.infer
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-CUDA = torch.cuda.is_available() and not INTERPRETED
-DEVICE = "cuda" if CUDA else "cpu"
-on_device = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="no GPU: see test_triton_interpreter")
-on_host = pytest.mark.skipif(INTERPRETED, reason="compiles the kernels, which the interpreter can't")
 E = 5
 ASKED = [(0, 2), (1, 2), (3, 2), (40, 1)]  # rows, experts of each
 CLOSE = {torch.float32: 1e-5, torch.float16: 2e-3}
@@ -60,11 +53,6 @@ def reference(name: str, *args: object) -> Tensor:
     """Compute the portable operator on the CPU."""
     moved = [a.cpu() if isinstance(a, Tensor) else a for a in args]
     return getattr(OPS, name)(*moved).to(DEVICE)
-
-
-def assert_near(got: Tensor, want: Tensor, tolerance: float) -> None:
-    assert got.shape == want.shape
-    assert (got.double() - want.double()).norm() <= tolerance * want.double().norm() + 1e-12
 
 
 @on_device

@@ -16,7 +16,16 @@ from infer.kernels import gpu
 from infer.kernels.ops import bitpack
 from infer.kernels.ops.coded_weight import CodedWeight
 from infer.kernels.ops.linear_packed import lut4_twin
-from tests.support.triton_compile import assembly, in_turns
+from tests.support.triton_compile import (
+    CUDA,
+    DEVICE,
+    INTERPRETED,
+    assembly,
+    assert_near,
+    in_turns,
+    on_device,
+    on_host,
+)
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 from infer.kernels.gpu import (  # noqa: E402
@@ -32,13 +41,6 @@ from infer.kernels.gpu.lut import lut4_int8_gemv, lut_decode, lut_gemm, lut_gemv
 # cuBLAS asks for it under the deterministic mode that the tests run in.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 OPS = torch.ops.infer
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-CUDA = torch.cuda.is_available() and not INTERPRETED
-DEVICE = "cuda" if CUDA else "cpu"
-on_device = pytest.mark.skipif(
-    not (CUDA or INTERPRETED), reason="no GPU: runs in the interpreter, see test_triton_interpreter"
-)
-on_host = pytest.mark.skipif(INTERPRETED, reason="compiles the kernels, which the interpreter can't")
 
 ROWS = (1, 2, 3, 7, 16, 17, 33, 130)
 if CUDA:
@@ -74,12 +76,6 @@ def int8_weights(rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:
 def reference(name: str, *args: Tensor | None) -> Tensor:
     """Compute the portable operator on the CPU."""
     return getattr(OPS, name)(*(None if a is None else a.cpu() for a in args)).to(DEVICE)
-
-
-def assert_near(got: Tensor, want: Tensor, tolerance: float) -> None:
-    assert got.shape == want.shape
-    error = (got.double() - want.double()).norm()
-    assert error <= tolerance * want.double().norm() + 1e-12, float(error / want.double().norm())
 
 
 @on_device

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import os
 
 import pytest
 import torch
 
 from infer.kernels.ops.state_space.state_cache import STATE_LAYERS
 from tests.support.state_cases import state_operands
-from tests.support.triton_compile import assembly, in_turns
+from tests.support.triton_compile import DEVICE, assembly, in_turns, on_device, on_host
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 from infer.kernels.gpu import state_space  # noqa: E402
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-CUDA = torch.cuda.is_available() and not INTERPRETED
-DEVICE = "cuda" if CUDA else "cpu"
-on_device = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="no GPU: see test_triton_interpreter")
-on_host = pytest.mark.skipif(INTERPRETED, reason="compiles the kernels, which the interpreter can't")
 ROWS = 5
 SEGMENTS = {
     # Two sequences, one in two segments; one that keeps nothing, one without tokens, tokens of nobody at the end.
