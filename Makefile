@@ -7,7 +7,7 @@ CORE := $(VENV)/.core
 DEMO := $(VENV)/.demo
 STAMP := $(VENV)/.installed
 
-.PHONY: demo kernels test test-fast test-nightly lint check docs docs-reference table models real bench-quality bench-bits bench-load bench-tune bench-tune-memory bench-serve serve-tools bench-kernels bench-auto bench-stream conformance bench-lm trt cuda-compile ray chaos endure gate fuzz wheel wheel-aarch64 clean
+.PHONY: demo kernels test test-fast test-nightly lint check docs docs-reference table models real bench-quality bench-bits bench-load bench-tune bench-tune-memory bench-serve serve-tools bench-kernels bench-auto conformance bench-lm trt cuda-compile ray chaos endure gate fuzz wheel wheel-aarch64 clean
 demo:
 	@$(MAKE) --no-print-directory --jobs=2 $(DEMO) kernels
 	@$(RUN) models/demo.py
@@ -194,9 +194,6 @@ fuzz: $(STAMP)
 	$(RUN) -m tests.fuzz.gguf_files 600
 	$(RUN) -m tests.fuzz.packed_tensors 300
 	$(RUN) -m tests.fuzz.onnx_graphs 600
-
-bench-stream: $(STAMP)
-	$(RUN) -m bench.serve.stream_cost
 
 bench-kernels: $(STAMP) $(VENV)/.rivals
 	$(RUN) -m bench.kernels.suite

@@ -68,11 +68,9 @@ def test_no_docstring_opens_with_a_question_or_a_reference() -> None:
 
 
 def test_names_of_tests_have_at_most_70_characters() -> None:
-    trees = [ast.parse(path.read_text()) for path in sorted((docs_pages.ROOT / "tests").rglob("test_*.py"))]
+    texts = (path.read_text() for path in (docs_pages.ROOT / "tests").rglob("test_*.py"))
     names = [
-        node.name
-        for tree in trees
-        for node in ast.walk(tree)
-        if isinstance(node, DOCUMENTED) and hasattr(node, "name")
+        name for text in texts for name in re.findall(r"^\s*(?:async )?def (test_\w+)", text, re.MULTILINE)
     ]
-    assert not [name for name in names if name.startswith("test_") and len(name) > 70]
+    assert len(names) > 3000
+    assert not [name for name in names if len(name) > 70]

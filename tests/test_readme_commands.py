@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.page_blocks import ROOT, Block, Session, blocks
+from tests.support.page_blocks import ROOT, Block, Session, blocks, copy_pydoc
 
 SESSIONS = [ROOT / "docs/quickstart.md", ROOT / "docs/cookbook.md"]  # run whole, by test_tutorials.py
 PAGES = [
@@ -21,7 +21,6 @@ PAGES = [
 CONSOLE = [block for page in PAGES for block in blocks(page) if block.language == "console"]
 DISTINCT = list({block.text: block for block in reversed(CONSOLE)}.values())[::-1]
 RUN = [block for block in DISTINCT if not all(command.exempt for command in block.commands())]
-SAMPLE_CHARACTERS = 3000  # of 40,000: calibration and comparison take a fraction of the time
 
 
 def first_words(block: Block) -> str:
@@ -48,10 +47,7 @@ def test_every_shown_command_does_what_the_page_says(
     shutil.copy(ROOT / "models/digits.pt", tmp_path / "model.pt")
     source = ROOT / "models/digits.py"
     (tmp_path / "model.py").write_text(source.read_text().replace("__file__", repr(str(source))))
-    (tmp_path / "models").mkdir()
-    shutil.copytree(ROOT / "models/pydoc_lm", tmp_path / "models/pydoc_lm")
-    samples = tmp_path / "models/pydoc_lm/samples.txt"
-    samples.write_text(samples.read_text()[:SAMPLE_CHARACTERS])
+    copy_pydoc(tmp_path / "models")
     shutil.copy(ROOT / "serve.py", tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "stdin", io.StringIO("What is a list?\n/exit\n"))

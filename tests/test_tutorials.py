@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.page_blocks import ROOT, Session, blocks
+from tests.support.page_blocks import ROOT, Session, blocks, copy_pydoc
 
 FORMATS = "int8 int8:weight int8:static nf4 int4 fp4 fp8 cluster:3".split()  # noqa: SIM905
 BACKENDS = "eager inductor openvino ort trt".split()  # noqa: SIM905
@@ -34,10 +34,10 @@ def test_commands_of_tutorial_pages_work_as_shown(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "stdin", io.StringIO("What is a list?\n/exit\n"))
-    for name in ("digits.pt", "digits.py", "digits_samples.npz", "pydoc_lm"):
-        source, target = ROOT / "models" / name, tmp_path / "models" / name
-        target.parent.mkdir(exist_ok=True)
-        shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
+    for name in ("digits.pt", "digits.py", "digits_samples.npz"):
+        (tmp_path / "models").mkdir(exist_ok=True)
+        shutil.copy(ROOT / "models" / name, tmp_path / "models" / name)
+    copy_pydoc(tmp_path / "models")
     monkeypatch.delitem(sys.modules, "net", raising=False)
     of_readme = frozenset(
         command.words for block in blocks(ROOT / "README.md") for command in block.commands()

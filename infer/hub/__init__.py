@@ -8,6 +8,16 @@ commit_of(name)             that commit, asked of the Hub, or the last one known
 """
 
 from .names import HubName, missing_hint, named
-from .repository import Fetched, commit_of, describe, fetch, fetch_source
+from .repository import Access, Fetched, commit_of, describe, fetch, fetch_source
 
-__all__ = ["Fetched", "HubName", "commit_of", "describe", "fetch", "fetch_source", "missing_hint", "named"]
+__all__ = [
+    "Access",
+    "Fetched",
+    "HubName",
+    "commit_of",
+    "describe",
+    "fetch",
+    "fetch_source",
+    "missing_hint",
+    "named",
+]

@@ -75,11 +75,20 @@ def _choose_inside(name: HubName, inside: Collection[str]) -> Choice:
     weights = [path for folder in folders for path in _weights(folder, inside)]
     if weights and any(f"{folder}config.json" in inside for folder in folders):
         return Choice((*weights, *_side_files(folders, inside, weights)))
+    if place := _artifact_beside(inside):  # what `save_pretrained` of an artifact wrote
+        return Choice(tuple(sorted(inside)), place, is_artifact=True)
     if any(path.endswith(".gguf") for path in inside):
         return _gguf(name, inside)
     if exported := [path for path in inside if path.endswith(".onnx")] or _irs(inside):
         return _exported(name, exported, inside)
     return _checkpoint(name, inside)
+
+
+def _artifact_beside(inside: Collection[str]) -> str:
+    """Return the one folder in a repository that is an artifact, "" where there is none."""
+    parents = {path.rpartition("/")[0] for path in inside}
+    found = [parent for parent in parents if {f"{parent}/{file}" for file in ARTIFACT} <= set(inside)]
+    return found[0] if len(found) == 1 else ""
 
 
 def _is_module(path: str) -> bool:

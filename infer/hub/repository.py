@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,16 @@ class Fetched:
     is_artifact: bool = False
 
 
+@dataclass(frozen=True)
+class Access:
+    """Options of huggingface_hub by its own names; without them its own settings decide."""
+
+    token: bool | str | None = None
+    cache_dir: str | Path | None = None
+    local_files_only: bool = False
+    force_download: bool = False
+
+
 def fetch_source(text: str, reporter: Reporter | None = None) -> Fetched:
     """Return the path of a source: of a name of the Hub after its download, of anything else the text itself."""
     name = named(text)
@@ -50,7 +60,7 @@ def fetch_source(text: str, reporter: Reporter | None = None) -> Fetched:
     return Fetched(Path(text), (Finding("load", "local path", text, why=why),))
 
 
-def fetch(name: HubName, reporter: Reporter | None = None) -> Fetched:
+def fetch(name: HubName, reporter: Reporter | None = None, access: Access = Access()) -> Fetched:
     """Download what a source needs and is not in huggingface_hub's cache.
 
     Raises `NotUsableError` where the Hub can't be reached and the cache lacks it, `SourceError` for a repository, a
@@ -58,18 +68,19 @@ def fetch(name: HubName, reporter: Reporter | None = None) -> Fetched:
     """
     hub, reporter = _library(), reporter or Reporter()
     with _errors(name):
-        revision = _revision(name)
-        sizes = _sizes(name, revision)
+        revision = _revision(name, access)
+        sizes = _sizes(name, revision, access)
         chosen = choose(name, sizes)
-        absent = sum(sizes[file] for file in chosen.files if not _is_cached(name, file, revision))
+        absent = sum(sizes[file] for file in chosen.files if not _is_cached(name, file, revision, access))
         if absent:
-            _require_room(name, absent)
+            _require_room(name, absent, access)
             reporter.step("download", f"{name}, {_size(absent)}")
         snapshot = hub.snapshot_download(
             name.repo,
             revision=revision,
             allow_patterns=[glob.escape(file) for file in chosen.files],
             tqdm_class=_progress(reporter, absent),
+            **asdict(access),
         )
     total = sum(sizes[file] for file in chosen.files)
     why = f"{name.repo} of the Hub at {name.revision or MAIN}: {len(chosen.files)} files, {_size(total)}"
@@ -85,15 +96,16 @@ def fetch(name: HubName, reporter: Reporter | None = None) -> Fetched:
 def commit_of(name: HubName) -> str:
     """Return the commit of a name's revision, as the Hub says or, where it can't be reached, as it was last known."""
     with _errors(name):
-        commit: str = _revision(name).resolved
+        commit: str = _revision(name, Access()).resolved
     return commit
 
 
 def describe(name: HubName) -> dict[str, Any]:
     """Return what a source of this name is, without downloading it."""
+    access = Access()
     with _errors(name):
-        revision = _revision(name)
-        sizes = _sizes(name, revision)
+        revision = _revision(name, access)
+        sizes = _sizes(name, revision, access)
     chosen = choose(name, sizes)
     return {
         "kind": "artifact on the Hub" if chosen.is_artifact else "repository of the Hub",
@@ -101,7 +113,7 @@ def describe(name: HubName) -> dict[str, Any]:
         "commit": revision.resolved,
         "needs": [f"{file} ({_size(sizes[file])})" for file in chosen.files],
         "bytes": sum(sizes[file] for file in chosen.files),
-        "downloaded": all(_is_cached(name, file, revision) for file in chosen.files),
+        "downloaded": all(_is_cached(name, file, revision, access) for file in chosen.files),
         **({"chosen": chosen.why} if chosen.why else {}),
     }
 
@@ -121,49 +133,69 @@ def _library() -> Any:
     return huggingface_hub
 
 
-def _revision(name: HubName) -> Any:
+def _revision(name: HubName, access: Access) -> Any:
     """Return the name's revision with its commit: huggingface_hub's `ResolvedRevision`."""
-    return _library().HfApi().resolve_revision(name.repo, revision=name.revision)
+    return (
+        _library()
+        .HfApi(token=access.token)
+        .resolve_revision(
+            name.repo,
+            revision=name.revision,
+            cache_dir=access.cache_dir,
+            local_files_only=access.local_files_only,
+        )
+    )
 
 
-def _sizes(name: HubName, revision: Any) -> dict[str, int]:
+def _sizes(name: HubName, revision: Any, access: Access) -> dict[str, int]:
     """Return path → bytes of every file at a revision; of a Hub that can't be reached, of those in the cache."""
     from huggingface_hub import HfApi, RepoFile, get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
     try:
-        return {file.path: file.size for file in get_cached_repo_tree(name.repo, revision=revision)}
+        tree = get_cached_repo_tree(name.repo, revision=revision, cache_dir=access.cache_dir)
+        return {file.path: file.size for file in tree}
     except CachedRepoTreeNotFoundError:
         pass
+    if access.local_files_only:
+        return _snapshot_files(name, revision, access)
     try:
-        tree = HfApi().list_repo_tree(name.repo, revision=revision.resolved, recursive=True)
-        return {file.path: file.size for file in tree if isinstance(file, RepoFile)}
+        listed = HfApi(token=access.token).list_repo_tree(
+            name.repo, revision=revision.resolved, recursive=True
+        )
+        return {file.path: file.size for file in listed if isinstance(file, RepoFile)}
     except Exception as error:
-        if not _is_unreachable(error) or not (held := _snapshot_files(name, revision)):
+        if not _is_unreachable(error) or not (held := _snapshot_files(name, revision, access)):
             raise
         return held
 
 
-def _snapshot_files(name: HubName, revision: Any) -> dict[str, int]:
+def _snapshot_files(name: HubName, revision: Any, access: Access) -> dict[str, int]:
     """Return the files of a revision that the cache holds, for one that another program downloaded."""
     hub = _library()
     try:
-        folder = Path(hub.snapshot_download(name.repo, revision=revision, local_files_only=True))
+        found = hub.snapshot_download(
+            name.repo, revision=revision, cache_dir=access.cache_dir, local_files_only=True
+        )
     except hub.errors.LocalEntryNotFoundError:
         return {}
+    folder = Path(found)
     return {
         str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()
     }
 
 
-def _is_cached(name: HubName, file: str, revision: Any) -> bool:
-    return isinstance(_library().try_to_load_from_cache(name.repo, file, revision=revision.resolved), str)
+def _is_cached(name: HubName, file: str, revision: Any, access: Access) -> bool:
+    found = _library().try_to_load_from_cache(
+        name.repo, file, revision=revision.resolved, cache_dir=access.cache_dir
+    )
+    return isinstance(found, str) and not access.force_download
 
 
-def _require_room(name: HubName, needed: int) -> None:
+def _require_room(name: HubName, needed: int, access: Access) -> None:
     from huggingface_hub import constants
 
-    place = Path(constants.HF_HUB_CACHE)
+    place = Path(access.cache_dir or constants.HF_HUB_CACHE)
     there = next(folder for folder in (place, *place.parents) if folder.exists())
     free = shutil.disk_usage(there).free
     if needed + SPARE_BYTES > free:

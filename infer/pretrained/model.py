@@ -6,6 +6,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -16,6 +17,8 @@ from torch import Tensor
 from transformers import PretrainedConfig
 from transformers.utils import ModelOutput
 
+from .. import hub
+from ..artifact import store
 from ..artifact.artifact_cache import cached_artifact, digest_of_files
 from ..artifact.manifest import BESIDE, MANIFEST
 from ..errors import InputError, UsageError, unknown
@@ -129,18 +132,22 @@ class InferModel(OptimizedModel):
         cls, model_id: str | Path, config: PretrainedConfig, trust_remote_code: bool = False, **options: Any
     ) -> Self:
         """Open an artifact: its folder, one that `save_pretrained` wrote, or a repository of such."""
-        folder = _folder(model_id, options)
+        source = _fetched(model_id, options)
         for name in options:
             if name not in OPENING:
                 hint = "With export=True a source folder is optimized, and the fields of Plan are options"
-                raise UsageError(f"no option of an artifact is named {name!r}", where=str(folder), hint=hint)
-        place = _artifact_in(folder)
+                raise UsageError(
+                    f"no option of an artifact is named {name!r}", where=str(model_id), hint=hint
+                )
+        place = _artifact_in(source.path)
         if place is None:
             raise UsageError(
                 "not an artifact of infer",
-                where=str(folder),
+                where=str(source.path),
                 hint=f"{cls.__name__}.from_pretrained({str(model_id)!r}, export=True) optimizes it",
             )
+        if source.is_artifact:
+            place = _plain_copy(place, str(model_id))
         options["trust_code"] = options.get("trust_code", False) or trust_remote_code
         return cls(Predictor.load(place, **options), config)
 
@@ -149,17 +156,16 @@ class InferModel(OptimizedModel):
         cls, model_id: str | Path, config: PretrainedConfig, trust_remote_code: bool = False, **options: Any
     ) -> Self:
         """Optimize a folder of transformers into the user's cache, and open the artifact; it is found there again."""
-        folder = _folder(model_id, options)
-        if _artifact_in(folder) is not None:
-            raise UsageError("this is an artifact already", where=str(folder), hint="Leave out export=True")
+        source = _fetched(model_id, options).path
+        if _artifact_in(source) is not None:
+            raise UsageError("this is an artifact already", where=str(source), hint="Leave out export=True")
         for name in options:
             if name not in PLAN_FIELDS:
                 raise unknown("option", name, PLAN_FIELDS)
         options["trust_code"] = options.get("trust_code", False) or trust_remote_code
-        plan = Plan(source=str(folder), **{**cls.asked, **options})
-        place = cached_artifact(
-            plan, digest_of_files(folder), folder.resolve().name, lambda to: optimize(plan, to)
-        )
+        plan = Plan(source=str(source), **{**cls.asked, **options})
+        named = source.resolve() if os.path.isdir(model_id) else Path(model_id)
+        place = cached_artifact(plan, digest_of_files(source), named.name, lambda to: optimize(plan, to))
         return cls(Predictor.load(place), config)
 
     def _save_pretrained(self, save_directory: str | Path) -> None:
@@ -190,15 +196,18 @@ def _artifact_in(folder: Path) -> Path | None:
     return next((place for place in (folder, folder / BESIDE) if (place / MANIFEST).is_file()), None)
 
 
-def _folder(model_id: str | Path, options: dict[str, Any]) -> Path:
-    """Take the options about the Hub out of `options`; return the local folder, of a repository its snapshot."""
-    hub = {
-        name: options.pop(name, None)
-        for name in ("revision", "cache_dir", "force_download", "token", "local_files_only")
-    }
-    subfolder = options.pop("subfolder", "")
-    if os.path.isdir(model_id):
-        return Path(model_id, subfolder)
-    from huggingface_hub import snapshot_download
+def _plain_copy(place: Path, name: str) -> Path:
+    """Copy an artifact, as huggingface_hub has it a folder of links, into the user's cache; once."""
+    return cached_artifact(
+        Plan(source=name), digest_of_files(place), Path(name).name, lambda to: store.copy(place, to)
+    )
 
-    return Path(snapshot_download(str(model_id), **hub), subfolder)
+
+def _fetched(model_id: str | Path, options: dict[str, Any]) -> hub.Fetched:
+    """Take the options about the Hub out of `options`; return the local folder, of a repository what a source needs."""
+    given = {field.name: options.pop(field.name, None) for field in fields(hub.Access)}
+    revision, subfolder = options.pop("revision", None), options.pop("subfolder", "")
+    if os.path.isdir(model_id):
+        return hub.Fetched(Path(model_id, subfolder))
+    access = hub.Access(**{name: value for name, value in given.items() if value is not None})
+    return hub.fetch(hub.HubName(str(model_id), revision, inner=subfolder), access=access)

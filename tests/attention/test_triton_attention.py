@@ -5,7 +5,6 @@ As in test_triton_kernels.py: without a GPU the tests marked `on_device` run in 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -17,7 +16,7 @@ from infer import attention
 from infer.attention import AttentionArgs, reference
 from infer.attention import triton as plugin
 from tests.support import ptx_elementwise
-from tests.support.triton_compile import assembly
+from tests.support.triton_compile import CUDA, DEVICE, assembly, on_device, on_host
 
 pytest.importorskip("triton", reason="triton is not installed")
 import triton  # noqa: E402
@@ -25,13 +24,6 @@ import triton.language as tl  # noqa: E402
 
 from infer.attention import _triton_attend, _triton_elementwise, _triton_write  # noqa: E402
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-CUDA = torch.cuda.is_available() and not INTERPRETED
-DEVICE = "cuda" if CUDA else "cpu"
-on_device = pytest.mark.skipif(
-    not (CUDA or INTERPRETED), reason="no GPU: runs in the interpreter, see test_triton_interpreter"
-)
-on_host = pytest.mark.skipif(INTERPRETED, reason="compiles the kernels, which the interpreter can't")
 PAGE = 8
 SPLITS = [1, 2, 5, 16] if CUDA else [1, 2, 5]  # of five the last is without keys already
 # Tokens in the cache and new ones: decode, prefill, drafts, a row with nothing new, empty before.

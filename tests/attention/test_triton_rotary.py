@@ -5,7 +5,6 @@ As in test_triton_kernels.py: without a GPU the tests marked `on_device` run in 
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Any
 
@@ -17,18 +16,11 @@ from infer.attention import AttentionArgs, Rotary, _portable, reference
 from infer.attention import triton as plugin
 from infer.kernels.passes.rotary.form import HALVES, INTERLEAVED, INTERLEAVED_TO_HALVES, RotaryForm
 from tests.support.attention_cases import Case
-from tests.support.triton_compile import compiled
+from tests.support.triton_compile import CUDA, DEVICE, compiled, in_turns, on_device, on_host
 
 pytest.importorskip("triton", reason="triton is not installed")
 from infer.attention import _triton_rotary  # noqa: E402
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-CUDA = torch.cuda.is_available() and not INTERPRETED
-DEVICE = "cuda" if CUDA else "cpu"
-on_device = pytest.mark.skipif(
-    not (CUDA or INTERPRETED), reason="no GPU: runs in the interpreter, see test_triton_interpreter"
-)
-on_host = pytest.mark.skipif(INTERPRETED, reason="compiles the kernels, which the interpreter can't")
 # Heads of 32 numbers: all rotated, first ones, last ones, an odd count of pairs; each with both counts of cosines.
 FORMS = [
     *(RotaryForm(0, 32, order) for order in (HALVES, INTERLEAVED, INTERLEAVED_TO_HALVES)),
@@ -76,15 +68,17 @@ EXACT = 2e-6 if CUDA else 0.0
 
 
 @on_device
-@pytest.mark.parametrize("pairs", [False, True], ids=["column", "pair"])
-@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize(("form", "pairs"), in_turns(FORMS, [False, True]), ids=str)
 def test_every_form_of_rotation_equals_plain_torch(form: RotaryForm, pairs: bool) -> None:
     assert_equal(*arguments(form, pairs=pairs), EXACT)
 
 
 @on_device
-@pytest.mark.parametrize("kind", attention.KV_DTYPES)
-@pytest.mark.parametrize("form", [RotaryForm(0, 20, HALVES), RotaryForm(0, 6, INTERLEAVED)], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    in_turns(attention.KV_DTYPES, [RotaryForm(0, 20, HALVES), RotaryForm(0, 6, INTERLEAVED)]),
+    ids=str,
+)
 def test_rotated_keys_are_stored_in_every_cache_dtype(form: RotaryForm, kind: str) -> None:
     args, rotary = arguments(form, dim=20, dtype=kind)
     if kind == "bfloat16":  # the interpreter cuts bits off where a GPU rounds to bfloat16

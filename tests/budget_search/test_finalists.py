@@ -120,7 +120,7 @@ def searched(machine: BusyMachine, folder: Path, *, resumes: bool = False, **bud
     return search
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_the_fastest_wins_although_a_float_form_stalled(tmp_path: Path, seed: int) -> None:
     machine = BusyMachine(seed)
     search = searched(machine, tmp_path)
@@ -262,7 +262,7 @@ def test_only_a_search_for_speed_has_a_last_round(tmp_path: Path, objective: str
     assert machine.rounds == []
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_a_difference_within_noise_is_said_to_be_one(seed: int) -> None:
     clock = BusyClock(seed)
     one, other = standings(["a", "b"], in_rounds([clock.call(1e-3), clock.call(1.002e-3)], clock=clock))

@@ -12,9 +12,6 @@ import resource
 import struct
 import sys
 import tempfile
-import time
-import traceback
-from collections import Counter
 from pathlib import Path
 
 import gguf
@@ -22,6 +19,7 @@ import torch
 
 from infer.errors import InferError
 from infer.load.gguf import describe_gguf, open_gguf
+from tests.fuzz.seeds import try_seeds
 from tests.support import tiny_decoders
 from tests.support.gguf_files import CODEBOOKS, write_gguf
 
@@ -108,9 +106,7 @@ def run(path: Path) -> str:
     return "read"
 
 
-def main(seconds: float, seed: int) -> int:
-    ends: Counter[str] = Counter()
-    faults = 0
+def main() -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, hard))
@@ -118,22 +114,13 @@ def main(seconds: float, seed: int) -> int:
         files, path = sound(Path(work)), Path(work) / "m.gguf"
         assert all(run(one) == "read" for one in files)
         sources = [one.read_bytes() for one in files]
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
+
+        def attempt(seed: int) -> str:
             path.write_bytes(damaged(sources[seed % len(sources)], random.Random(seed)))
-            try:
-                ends[run(path)] += 1
-            except Exception:  # noqa: BLE001 - that is what is looked for
-                faults += 1
-                print(f"seed {seed}:", file=sys.stderr)
-                traceback.print_exc()
-            seed += 1
-    for said, count in ends.most_common(60):
-        print(f"{count:8} {said}")
-    print(f"{sum(ends.values()) + faults} files, {faults} faults")
-    return 1 if faults else 0
+            return run(path)
+
+        return try_seeds(attempt, 600)
 
 
 if __name__ == "__main__":
-    arguments = sys.argv[1:]
-    sys.exit(main(float(arguments[0]) if arguments else 600, int(arguments[1]) if len(arguments) > 1 else 0))
+    sys.exit(main())

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import random
 import sys
-import time
-import traceback
-from collections import Counter
 
 import torch
 from torch import Tensor
@@ -25,6 +22,7 @@ from infer.kernels.ops.coded_weight import CodedWeight
 from infer.kernels.ops.linear_packed import groupwise_twin
 from infer.load.weights import in_memory
 from tests.fuzz.quantization_configs import damaged
+from tests.fuzz.seeds import try_seeds
 from tests.support.groupwise_operands import FORMS, operands
 
 ROWS, COLUMNS = 20, 320
@@ -72,21 +70,5 @@ def _product(parts: dict[str, Tensor], weight: Tensor) -> str:
     return "read"
 
 
-def main(seconds: float, seed: int) -> int:
-    ends: Counter[str] = Counter()
-    faults, end = 0, time.monotonic() + seconds
-    while time.monotonic() < end:
-        try:
-            ends[run(seed)] += 1
-        except Exception:  # noqa: BLE001 - that is what is looked for
-            faults += 1
-            print(f"seed {seed}:", file=sys.stderr)
-            traceback.print_exc()
-        seed += 1
-    print(f"{dict(ends)}, {faults} faults")
-    return 1 if faults else 0
-
-
 if __name__ == "__main__":
-    arguments = sys.argv[1:]
-    sys.exit(main(float(arguments[0]) if arguments else 300, int(arguments[1]) if len(arguments) > 1 else 0))
+    sys.exit(try_seeds(run, 300))

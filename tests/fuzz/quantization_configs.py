@@ -11,10 +11,8 @@ import json
 import random
 import sys
 import tempfile
-import time
-import traceback
-from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from infer import Plan, load
 from infer.errors import InferError
 from infer.load.quantized_weights.methods import METHODS, open_quantized
 from infer.load.weights import Checkpoint, in_memory
+from tests.fuzz.seeds import try_seeds
 from tests.support import tiny_decoders
 from tests.support.mutations import VALUES, json_values
 from tests.support.quantized_layers import CASES
@@ -84,12 +83,17 @@ def damaged(parts: dict[str, Tensor], rng: random.Random) -> dict[str, Tensor]:
     return {**parts, name: changed.contiguous()}
 
 
+@cache
+def sound_layers() -> list[Any]:
+    """Return tensors, weight and settings of a layer of each method."""
+    return [make(SHAPE, torch.Generator().manual_seed(0)) for make in CASES.values()]
+
+
 def cases(seed: int) -> Iterator[tuple[int, dict[str, Tensor], Any]]:
     """Yield seeds, the tensors of a layer and malformed settings, without an end."""
-    sound = [make(SHAPE, torch.Generator().manual_seed(0)) for make in CASES.values()]
     while True:
         rng = random.Random(seed)
-        parts, _, settings = rng.choice(sound)
+        parts, _, settings = rng.choice(sound_layers())
         yield seed, damaged(parts, rng) if rng.random() < 0.3 else parts, malformed(settings, rng)
         seed += 1
 
@@ -143,28 +147,22 @@ def run_folder(folder: Path, settings: Any) -> str:
     return "folder read"
 
 
-def main(seconds: float, first: int) -> int:
-    ends: Counter[str] = Counter()
-    faults, end = 0, time.monotonic() + seconds
+def main() -> int:
     with tempfile.TemporaryDirectory() as work:
         settings = sound_folder(Path(work))
-        for seed, parts, changed in cases(first):
-            if time.monotonic() > end:
-                break
+
+        def attempt(seed: int) -> str:
+            if seed % 100 == 0:
+                run_folder(Path(work), malformed(settings, random.Random(seed)))
+            _, parts, changed = next(cases(seed))
             try:
-                ends[run(parts, changed)] += 1
-                if seed % 100 == 0:
-                    ends[run_folder(Path(work), malformed(settings, random.Random(seed)))] += 1
-            except Exception:  # noqa: BLE001 - that is what is looked for
-                faults += 1
-                print(f"seed {seed}: {str(changed)[:300]}", file=sys.stderr)
-                traceback.print_exc()
-    for said, count in ends.most_common(60):
-        print(f"{count:8} {said}")
-    print(f"{sum(ends.values()) + faults} cases, {faults} faults")
-    return 1 if faults else 0
+                return run(parts, changed)
+            except Exception as error:
+                error.add_note(str(changed)[:300])
+                raise
+
+        return try_seeds(attempt, 300)
 
 
 if __name__ == "__main__":
-    arguments = sys.argv[1:]
-    sys.exit(main(float(arguments[0]) if arguments else 300, int(arguments[1]) if len(arguments) > 1 else 0))
+    sys.exit(main())

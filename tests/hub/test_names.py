@@ -149,6 +149,12 @@ CASES: dict[str, tuple[str, list[str], list[str], str]] = {  # name, files held,
         ["config.json", "manifest.json", "manifest.sig", "weights/w.safetensors"],
         "",
     ),
+    "an artifact beside what another library wrote": (
+        "o/m",
+        ["config.json", "model.infer/manifest.json", "model.infer/manifest.sig", "model.infer/weights/w.safetensors"],
+        ["config.json", "model.infer/manifest.json", "model.infer/manifest.sig", "model.infer/weights/w.safetensors"],
+        "model.infer",
+    ),
 }  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -16,20 +15,13 @@ from infer.kernels.ops import bitpack, linear_lut4_fragments
 from infer.kernels.ops.coded_weight import CodedWeight
 from infer.kernels.passes import fragment_fusion
 from tests.support import ptx_elementwise
-from tests.support.triton_compile import compiled
+from tests.support.triton_compile import CUDA, DEVICE, assert_near, compiled, on_device, on_host
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 from infer.kernels.gpu.lut import fragment_decode, fragment_gemm  # noqa: E402
 from infer.kernels.gpu.lut import linear_lut4_fragments as gpu_linear  # noqa: E402
 
 OPS = torch.ops.infer
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-CUDA = torch.cuda.is_available() and not INTERPRETED
-DEVICE = "cuda" if CUDA else "cpu"
-on_device = pytest.mark.skipif(
-    not (CUDA or INTERPRETED), reason="no GPU: runs in the interpreter, see test_triton_interpreter"
-)
-on_host = pytest.mark.skipif(INTERPRETED, reason="the interpreter needs only what runs on a device")
 HALVES = {torch.bfloat16: "bf16", torch.float16: "f16"}
 CASES = [
     *(
@@ -54,12 +46,6 @@ def weights(rows: int, columns: int, form: str) -> CodedWeight:
     scale = torch.randint(-127, 128, (rows, columns // 64), dtype=torch.int8, generator=generator)
     row_scale = torch.rand(rows, generator=generator) + 0.1
     return CodedWeight(bitpack.pack(codes, 4), scale, table, super_scale=row_scale)
-
-
-def assert_near(got: Tensor, want: Tensor, tolerance: float) -> None:
-    assert got.shape == want.shape
-    error = (got.double() - want.double()).norm()
-    assert error <= tolerance * want.double().norm() + 1e-12, float(error / want.double().norm())
 
 
 @on_host

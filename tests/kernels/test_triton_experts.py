@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 from torch import Tensor
@@ -11,7 +9,7 @@ from torch import Tensor
 from infer.kernels.ops import bitpack
 from infer.kernels.ops.coded_weight import CodedWeight
 from tests.support.groupwise_operands import FORMS, Form, operands
-from tests.support.triton_compile import assembly
+from tests.support.triton_compile import DEVICE, assembly, assert_near, in_turns, on_device, on_host
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 from infer.kernels.gpu import epilogue, expert_tiles, experts, gemv_tiles  # noqa: E402
@@ -19,11 +17,6 @@ from infer.kernels.gpu.groupwise import groupwise_experts, groupwise_gemv  # noq
 from infer.kernels.gpu.int8 import int8_quantize  # noqa: E402
 
 OPS = torch.ops.infer
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-CUDA = torch.cuda.is_available() and not INTERPRETED
-DEVICE = "cuda" if CUDA else "cpu"
-on_device = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="no GPU: see test_triton_interpreter")
-on_host = pytest.mark.skipif(INTERPRETED, reason="compiles the kernels, which the interpreter can't")
 E = 5
 ASKED = [(0, 2), (1, 2), (3, 2), (40, 1)]  # rows, experts of each
 CLOSE = {torch.float32: 1e-5, torch.float16: 2e-3}
@@ -62,17 +55,14 @@ def reference(name: str, *args: object) -> Tensor:
     return getattr(OPS, name)(*moved).to(DEVICE)
 
 
-def assert_near(got: Tensor, want: Tensor, tolerance: float) -> None:
-    assert got.shape == want.shape
-    assert (got.double() - want.double()).norm() <= tolerance * want.double().norm() + 1e-12
-
-
 @on_device
-@pytest.mark.parametrize(("bits", "group", "features"), [(4, 64, 33), (4, 16, 70), (3, 64, 96), (6, 64, 32)])
-@pytest.mark.parametrize(("rows", "top_k"), ASKED)
-def test_lut_experts_equal_the_portable_operator(
-    rows: int, top_k: int, bits: int, group: int, features: int
-) -> None:
+@pytest.mark.parametrize(
+    ("form", "asked"),
+    in_turns([(4, 64, 33), (4, 16, 70), (3, 64, 96), (6, 64, 32)], [*ASKED, (5, 2)]),
+    ids=str,
+)
+def test_lut_experts_equal_the_portable_operator(form: tuple[int, int, int], asked: tuple[int, int]) -> None:
+    (bits, group, features), (rows, top_k) = form, asked
     x, expert = drawn(rows, top_k, 128)
     weights = lut_weights(features, 128, bits, group)
     for dtype, tolerance in CLOSE.items():
@@ -83,9 +73,9 @@ def test_lut_experts_equal_the_portable_operator(
 
 
 @on_device
-@pytest.mark.parametrize(("features", "columns"), [(1, 1), (33, 63), (70, 130)])
-@pytest.mark.parametrize(("rows", "top_k"), ASKED)
-def test_int8_experts_equal_the_portable_operator(rows: int, top_k: int, features: int, columns: int) -> None:
+@pytest.mark.parametrize(("size", "asked"), in_turns([(1, 1), (33, 63), (70, 130)], ASKED), ids=str)
+def test_int8_experts_equal_the_portable_operator(size: tuple[int, int], asked: tuple[int, int]) -> None:
+    (features, columns), (rows, top_k) = size, asked
     x, expert = drawn(rows, top_k, columns)
     weights = int8_weights(features, columns)
     want = reference("linear_experts_int8", x, expert, *weights, features, top_k)

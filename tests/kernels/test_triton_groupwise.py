@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 from torch import Tensor
 
 from infer.kernels.ops.coded_weight import CodedWeight
 from tests.support.groupwise_operands import FORMS, Form, operands
-from tests.support.triton_compile import assembly
+from tests.support.triton_compile import CUDA, DEVICE, assembly, assert_near, on_device, on_host
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 from infer.kernels.gpu import (  # noqa: E402
@@ -23,11 +21,6 @@ from infer.kernels.gpu import (  # noqa: E402
 from infer.kernels.gpu.groupwise import groupwise_decode, groupwise_gemm, groupwise_gemv  # noqa: E402
 
 OPS = torch.ops.infer
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-CUDA = torch.cuda.is_available() and not INTERPRETED
-DEVICE = "cuda" if CUDA else "cpu"
-on_device = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="no GPU: see test_triton_interpreter")
-on_host = pytest.mark.skipif(INTERPRETED, reason="compiles the kernels, which the interpreter can't")
 CLOSE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
@@ -46,12 +39,6 @@ def reference(x: Tensor, given: CodedWeight, bias: Tensor | None) -> Tensor:
     """Compute the portable operator on the CPU, in float32."""
     moved = [None if t is None else t.cpu() for t in (x.float(), *given, bias)]
     return OPS.linear_codes(*moved).to(DEVICE)
-
-
-def assert_near(got: Tensor, want: Tensor, tolerance: float) -> None:
-    assert got.shape == want.shape
-    error = (got.double() - want.double()).norm()
-    assert error <= tolerance * want.double().norm() + 1e-12, float(error / want.double().norm())
 
 
 @on_device

@@ -15,7 +15,16 @@ from torch import Tensor
 from infer.kernels import gpu
 from infer.kernels.ops import bitpack
 from infer.kernels.ops.coded_weight import CodedWeight
-from tests.support.triton_compile import assembly
+from tests.support.triton_compile import (
+    CUDA,
+    DEVICE,
+    INTERPRETED,
+    assembly,
+    assert_near,
+    in_turns,
+    on_device,
+    on_host,
+)
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 from infer.kernels.gpu import (  # noqa: E402
@@ -30,13 +39,6 @@ from infer.kernels.gpu.lut import lut_decode, lut_gemm, lut_gemv  # noqa: E402
 # cuBLAS asks for it under the deterministic mode that the tests run in.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 OPS = torch.ops.infer
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-CUDA = torch.cuda.is_available() and not INTERPRETED
-DEVICE = "cuda" if CUDA else "cpu"
-on_device = pytest.mark.skipif(
-    not (CUDA or INTERPRETED), reason="no GPU: runs in the interpreter, see test_triton_interpreter"
-)
-on_host = pytest.mark.skipif(INTERPRETED, reason="compiles the kernels, which the interpreter can't")
 
 ROWS = (1, 2, 3, 7, 16, 17, 33, 130)
 if CUDA:
@@ -74,19 +76,12 @@ def reference(name: str, *args: Tensor | None) -> Tensor:
     return getattr(OPS, name)(*(None if a is None else a.cpu() for a in args)).to(DEVICE)
 
 
-def assert_near(got: Tensor, want: Tensor, tolerance: float) -> None:
-    assert got.shape == want.shape
-    error = (got.double() - want.double()).norm()
-    assert error <= tolerance * want.double().norm() + 1e-12, float(error / want.double().norm())
-
-
 @on_device
-@pytest.mark.parametrize(("bits", "group"), FORMS)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("form", "shape"), in_turns(FORMS, SHAPES), ids=str)
 def test_lut_products_of_few_rows_have_exact_weights(
-    bits: int, group: int, shape: tuple[int, int, int]
+    form: tuple[int, int], shape: tuple[int, int, int]
 ) -> None:
-    m, n, k = shape
+    (bits, group), (m, n, k) = form, shape
     weights, dtype = lut_weights(n, k, bits, group), DTYPES[m % 3]
     x, bias = torch.randn(m, k, device=DEVICE).to(dtype), torch.randn(n, device=DEVICE)
     want = reference("linear_codes", x.float(), *weights, bias)
@@ -96,10 +91,11 @@ def test_lut_products_of_few_rows_have_exact_weights(
 
 
 @on_device
-@pytest.mark.parametrize(("bits", "group"), FORMS)
-@pytest.mark.parametrize("shape", SHAPES if CUDA else [(17, 66, 128), (130, 3, 64)], ids=str)
-def test_tiles_round_the_table_only(bits: int, group: int, shape: tuple[int, int, int]) -> None:
-    m, n, k = shape
+@pytest.mark.parametrize(
+    ("form", "shape"), in_turns(FORMS, SHAPES if CUDA else [(17, 66, 128), (130, 3, 64)]), ids=str
+)
+def test_tiles_round_the_table_only(form: tuple[int, int], shape: tuple[int, int, int]) -> None:
+    (bits, group), (m, n, k) = form, shape
     # The interpreter multiplies the bits of bfloat16, not its values.
     for dtype in (torch.float16, torch.bfloat16)[: 2 if CUDA else 1]:
         weights = lut_weights(n, k, bits, group)

@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
-import os
+import itertools
 
 import pytest
 import torch
 
 from infer.kernels.ops.state_space.state_cache import STATE_LAYERS
 from tests.support.state_cases import state_operands
-from tests.support.triton_compile import assembly
+from tests.support.triton_compile import DEVICE, assembly, in_turns, on_device, on_host
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 from infer.kernels.gpu import state_space  # noqa: E402
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-CUDA = torch.cuda.is_available() and not INTERPRETED
-DEVICE = "cuda" if CUDA else "cpu"
-on_device = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="no GPU: see test_triton_interpreter")
-on_host = pytest.mark.skipif(INTERPRETED, reason="compiles the kernels, which the interpreter can't")
 ROWS = 5
-# Two sequences, one of them in two segments; one that keeps nothing, one without tokens, tokens of nobody at the end.
-SEGMENTS = [[0, 3, -1, 0], [3, 5, 0, 1], [5, 6, 2, 2], [6, 9, 3, -1], [9, 9, 4, 3]]
-CROSSED = [
-    [0, 3, -1, 0],
-    [3, 5, -1, 1],
-    [5, 6, 0, 2],
-    [6, 9, 1, 3],
-]  # two sequences whose segments take turns
+SEGMENTS = {
+    # Two sequences, one in two segments; one that keeps nothing, one without tokens, tokens of nobody at the end.
+    "apart": [[0, 3, -1, 0], [3, 5, 0, 1], [5, 6, 2, 2], [6, 9, 3, -1], [9, 9, 4, 3]],
+    "crossed": [
+        [0, 3, -1, 0],
+        [3, 5, -1, 1],
+        [5, 6, 0, 2],
+        [6, 9, 1, 3],
+    ],  # segments of two sequences take turns
+    "one": [[0, 9, 1, 1]],
+}
 
 
 @on_device
-@pytest.mark.parametrize("segments", [SEGMENTS, CROSSED, [[0, 9, 1, 1]]], ids=["apart", "crossed", "one"])
-@pytest.mark.parametrize("width", [1, 19, 40])
-@pytest.mark.parametrize("name", STATE_LAYERS)
-def test_triton_state_kernels_equal_the_reference(name: str, width: int, segments: list[list[int]]) -> None:
+@pytest.mark.parametrize(
+    ("case", "width"), in_turns(list(itertools.product(SEGMENTS, STATE_LAYERS)), [1, 19, 40]), ids=str
+)
+def test_triton_state_kernels_equal_the_reference(case: tuple[str, str], width: int) -> None:
+    segments, name = SEGMENTS[case[0]], case[1]
     generator = torch.Generator().manual_seed(width)
     first, last, floats = state_operands(name, width, generator)
     cache = torch.randn((ROWS, floats + 3), generator=generator)
@@ -49,8 +48,8 @@ def test_triton_state_kernels_equal_the_reference(name: str, width: int, segment
 
 
 def test_segments_that_share_no_row_run_side_by_side() -> None:
-    assert state_space.runs(torch.tensor(SEGMENTS), ROWS).tolist() == [2, 1, 3, 5, 4]
-    assert state_space.runs(torch.tensor(CROSSED), ROWS).tolist() == [4, 1, 2, 3]
+    assert state_space.runs(torch.tensor(SEGMENTS["apart"]), ROWS).tolist() == [2, 1, 3, 5, 4]
+    assert state_space.runs(torch.tensor(SEGMENTS["crossed"]), ROWS).tolist() == [4, 1, 2, 3]
     assert state_space.runs(torch.tensor([[0, 1, 0, 0], [1, 2, 1, 1]]), ROWS).tolist() == [1, 2]
     assert state_space.runs(torch.tensor([[0, 1, 0, 1], [1, 2, 2, 0]]), ROWS).tolist() == [2, 1]
     with pytest.raises(RuntimeError):  # on CUDA it is an assertion of the device, which can't be caught
@@ -64,7 +63,9 @@ def test_state_kernels_compile(monkeypatch: pytest.MonkeyPatch, capability: int)
     monkeypatch.setattr(state_space, "launch", lambda kernel, _, *a, **o: captured.append((kernel, a, o)))
     for name in STATE_LAYERS:
         first, last, floats = state_operands(name, 32, torch.Generator().manual_seed(0))
-        getattr(state_space, name)(*first, torch.zeros(ROWS, floats), torch.tensor(SEGMENTS), 0, *last)
+        getattr(state_space, name)(
+            *first, torch.zeros(ROWS, floats), torch.tensor(SEGMENTS["apart"]), 0, *last
+        )
     texts = assembly(captured, capability)
     assert len(texts) == len(STATE_LAYERS)
     assert not any("atom." in text for text in texts)

@@ -177,6 +177,56 @@ def test_audio_classification(tmp_path: Path) -> None:
     alike(ours(SOUND), theirs(SOUND))
 
 
+def test_semantic_segmentation(tmp_path: Path) -> None:
+    config = transformers.SegformerConfig(
+        **{"hidden_sizes": [16, 32, 48, 64], "depths": [1] * 4, "num_attention_heads": [1, 2, 3, 4]},
+        **{"decoder_hidden_size": 32, **NAMED},
+    )
+    original = save(transformers.SegformerForSemanticSegmentation(config), tmp_path / "m")
+    size = {"height": 64, "width": 64}
+    transformers.SegformerImageProcessorPil(size=size).save_pretrained(tmp_path / "m")
+    ours, theirs = pair(
+        "image-segmentation", "SemanticSegmentation", tmp_path / "m", original, image_processor=1
+    )
+    found, expected = ours(IMAGE), theirs(IMAGE)
+    assert [part["label"] for part in found] == [part["label"] for part in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert np.mean(np.asarray(one["mask"]) != np.asarray(other["mask"])) < 0.01
+
+
+def test_depth_estimation(tmp_path: Path) -> None:
+    config = transformers.DPTConfig(
+        **{
+            **SMALL,
+            "num_hidden_layers": 4,
+            "image_size": 32,
+            "patch_size": 8,
+            "backbone_out_indices": [0, 1, 2, 3],
+        },
+        **{"neck_hidden_sizes": [8, 16, 24, 32], "fusion_hidden_size": 16, "is_hybrid": False},
+    )
+    original = save(transformers.DPTForDepthEstimation(config), tmp_path / "m")
+    size = {"height": 32, "width": 32}
+    transformers.DPTImageProcessorPil(size=size).save_pretrained(tmp_path / "m")
+    ours, theirs = pair("depth-estimation", "DepthEstimation", tmp_path / "m", original, image_processor=1)
+    np.testing.assert_allclose(
+        *(pipeline(IMAGE)["predicted_depth"] for pipeline in (ours, theirs)), rtol=1e-3, atol=1e-4
+    )
+
+
+def test_frames_of_sound_are_classified_without_a_pipeline(tmp_path: Path) -> None:
+    config = transformers.Wav2Vec2Config(**SPEECH, **NAMED)
+    original = save(transformers.Wav2Vec2ForAudioFrameClassification(config), tmp_path / "m")
+    transformers.Wav2Vec2FeatureExtractor().save_pretrained(tmp_path / "m")
+    model = opened("AudioFrameClassification", tmp_path / "m")
+    values = torch.from_numpy(SOUND)[None]
+    with torch.no_grad():
+        expected = original(values)
+    found = model(values)
+    assert type(found) is type(expected)
+    np.testing.assert_allclose(found.logits, expected.logits, atol=1e-4)
+
+
 def test_speech_recognition_by_ctc(tmp_path: Path) -> None:
     folder = tmp_path / "m"
     folder.mkdir()

@@ -210,7 +210,7 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="page tables are
 
 
 @linux_only
-def test_a_fork_measures_what_a_fresh_process_measures(tiny_artifact: Path) -> None:
+def test_a_fork_measures_as_a_fresh_process_and_leaves_none(tiny_artifact: Path) -> None:
     forking = ForkingProbe()
     fresh = memory.probe("eager", tiny_artifact)
     forked = forking.probe("eager", tiny_artifact)
@@ -222,7 +222,13 @@ def test_a_fork_measures_what_a_fresh_process_measures(tiny_artifact: Path) -> N
             # How many pages of a library a look maps in depends on what the page cache holds of it.
             close = 0.05 if name == "anonymous" else 0.1
             assert getattr(found, name) == pytest.approx(getattr(fresh, name), rel=close), name
+    assert forking._server is not None
+    assert os.getsid(forking._server.pid) != os.getsid(0), "an interrupt of the terminal is not for it"
+    below = psutil.Process(forking._server.pid).children(recursive=True)
+    assert len(below) == 1, "the process of the backend"
     forking.close()
+    gone, alive = psutil.wait_procs(below, timeout=30)
+    assert not alive
 
 
 @linux_only
@@ -245,19 +251,6 @@ def test_libraries_of_a_backend_are_imported_once_for_all_its_artifacts(
         assert forking.probe("eager", tiny_artifact).failure == ""
     forking.close()
     assert sorted(log.read_text().split()) == ["backends.eager", "torch.export.pt2_archive"]
-
-
-@linux_only
-def test_no_process_is_left_when_the_probe_ends(tiny_artifact: Path) -> None:
-    forking = ForkingProbe()
-    assert forking.probe("eager", tiny_artifact).failure == ""
-    assert forking._server is not None
-    assert os.getsid(forking._server.pid) != os.getsid(0), "an interrupt of the terminal is not for it"
-    below = psutil.Process(forking._server.pid).children(recursive=True)
-    assert len(below) == 1, "the process of the backend"
-    forking.close()
-    gone, alive = psutil.wait_procs(below, timeout=30)
-    assert not alive
 
 
 @linux_only

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -133,6 +134,30 @@ def _handler(hub: LocalHub) -> type[BaseHTTPRequestHandler]:
                 self._resolve(*found.groups())
             else:
                 self._fail(404, "RepoNotFound")
+
+        def do_POST(self) -> None:
+            """Take what `HfApi.upload_folder` sends, every file in the commit itself."""
+            path = unquote(urlsplit(self.path).path)
+            lines = self.rfile.read(int(self.headers["Content-Length"])).splitlines()
+            sent = [json.loads(line) for line in lines]
+            hub.asked.append(f"POST {path}")
+            if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+                self._fail(401, "")
+            elif path == "/api/repos/create":
+                name = f"{sent[0]['organization']}/{sent[0]['name']}"
+                hub.repository(name, {".gitattributes": b""}, private=sent[0].get("private") is True)
+                self._json({"url": f"{hub.endpoint}/{name}"})
+            elif found := re.fullmatch(r"/api/models/([\w.-]+/[\w.-]+)/preupload/main", path):
+                files = [{"path": file["path"], "uploadMode": "regular"} for file in sent[0]["files"]]
+                self._json({"files": [{**file, "shouldIgnore": False} for file in files]})
+            elif found := re.fullmatch(r"/api/models/([\w.-]+/[\w.-]+)/commit/main", path):
+                added = (line["value"] for line in sent if line["key"] == "file")
+                commit = hub.repositories[found[1]].commit(
+                    {file["path"]: base64.b64decode(file["content"]) for file in added}
+                )
+                self._json({"commitUrl": f"{hub.endpoint}/{found[1]}/commit/{commit}", "commitOid": commit})
+            else:
+                self._fail(404, "")
 
         def _files(self, name: str, revision: str) -> tuple[str, dict[str, bytes]] | None:
             repository = hub.repositories.get(name)

@@ -1,4 +1,4 @@
-"""Triton kernels without a GPU: compiled ahead of time for one, or run in the interpreter."""
+"""Triton kernels on a GPU, or without one: compiled ahead of time for one, or run in the interpreter."""
 
 from __future__ import annotations
 
@@ -6,15 +6,38 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # which counts when kernels are defined
+CUDA = torch.cuda.is_available() and not INTERPRETED
+DEVICE = "cuda" if CUDA else "cpu"
+on_device = pytest.mark.skipif(
+    not (CUDA or INTERPRETED), reason="no GPU: runs in the interpreter, see test_triton_interpreter"
+)
+on_host = pytest.mark.skipif(INTERPRETED, reason="compiles the kernels, which the interpreter can't")
 NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 NAMES |= {torch.int8: "i8", torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64"}
+
+
+def in_turns(*values: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Combine the values of parameters: all with all on a GPU; in the interpreter each of them at least once."""
+    if CUDA:
+        return list(itertools.product(*values))
+    count = max(len(each) for each in values)
+    return [tuple(each[i % len(each)] for each in values) for i in range(count)]
+
+
+def assert_near(got: Tensor, want: Tensor, tolerance: float) -> None:
+    """Compare shapes, and the norm of the difference with that of what was wanted."""
+    assert got.shape == want.shape
+    error = (got.double() - want.double()).norm()
+    assert error <= tolerance * want.double().norm() + 1e-12, float(error / want.double().norm())
 
 
 def run_in_interpreter(files: Iterable[Path]) -> None:
