@@ -16,9 +16,9 @@ from infer.load import fill, load
 from infer.load.checkpoint.transformers_key_mapping import convert_names
 from infer.load.model_patches.moe_layers import checkpoint_names, split_experts
 from infer.load.weight_loading.offload import StreamedExperts, stream_layers
-from infer.load.weights import Checkpoint, Weight
-from infer.load.weights.safetensors_file import open_safetensors
 from infer.plan import Plan
+from infer.weights import Checkpoint, Weight
+from infer.weights.safetensors_file import open_safetensors
 from tests.support.tiny_decoders import GROUPED, WIDE, build
 from tests.support.tiny_hybrids import EXPERTS, LATENT
 

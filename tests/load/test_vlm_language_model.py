@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from infer import Plan, llm, load
 from infer.errors import SourceError
 from infer.load.model_patches.vlm_language_model import has_tower, language_tower
-from infer.load.weights import in_memory
+from infer.weights import in_memory
 from tests.support.tiny_decoders import GROUPED, VOCABULARY
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers has many to give

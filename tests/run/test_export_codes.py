@@ -23,7 +23,7 @@ from infer.export.packed_linears import PackedLinear, carried
 from infer.load import load
 from infer.load.gguf import open_gguf
 from infer.load.gguf.block_types import BLOCK_TYPES
-from infer.load.weights import StoredCodes
+from infer.weights import StoredCodes
 from tests.fuzz.quantization_configs import damaged
 from tests.support import tiny_decoders
 from tests.support.decoder_folders import checkpoint

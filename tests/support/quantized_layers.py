@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from infer.load.quantized_weights import open_quantized
-from infer.load.weights import Checkpoint, in_memory
+from infer.weights import Checkpoint, in_memory
 
 Parts = dict[str, Tensor]
 Packed = tuple[Parts, Tensor, dict[str, Any]]  # parts by name, the weight, quantization_config
