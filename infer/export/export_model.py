@@ -14,8 +14,8 @@ import torch
 
 from .. import load as sources
 from ..errors import BusyError, InferError, NotUsableError, unknown
-from ..load.gguf import open_gguf
 from ..load.gguf.header import read_gguf_header
+from ..load.gguf.open_gguf import open_gguf
 from ..load.sources.huggingface_class import read_settings
 from ..plan import Plan
 from ..regular_files import read_json

@@ -105,12 +105,12 @@ def _open(plan: Plan, identified: Identified) -> tuple[LoadedModel, UserModule |
     """Open a source by its kind; only what opens that kind is imported."""
     by_name = identified.kind in STATE_DICTS and is_library_name(plan.model or "")
     if identified.kind == "library" or by_name:
-        from .model_libraries import load_library_model
+        from .model_libraries.open_library import load_library_model
 
         name, weights = (plan.model or "", plan.source) if by_name else (plan.source, plan.weights)
         return load_library_model(plan, name, weights), None
     if identified.kind == "diffusers" and not plan.ignore_keys:
-        from .diffusers_models import load_diffusers_part
+        from .diffusers_models.open_part import load_diffusers_part
 
         return load_diffusers_part(plan), None
     if identified.kind in STATE_DICTS:
@@ -163,14 +163,14 @@ def _load_folder(plan: Plan, kind: str) -> LoadedModel:
     the result.
     """
     if kind == "timm":
-        from .model_libraries import load_timm_folder
+        from .model_libraries.open_library import load_timm_folder
 
         return load_timm_folder(plan)
     from .sources.huggingface import load_huggingface
 
     if kind == "huggingface":
         return load_huggingface(plan)
-    from .gguf import open_gguf
+    from .gguf.open_gguf import open_gguf
 
     source = open_gguf(Path(plan.source))
     loaded = load_huggingface(plan.with_(source=str(source.folder)), source.weights, plan.source)

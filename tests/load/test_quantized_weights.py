@@ -16,7 +16,7 @@ from torch import Tensor
 
 from infer import Plan, load
 from infer.errors import SourceError
-from infer.load.quantized_weights import open_quantized
+from infer.load.quantized_weights.methods import open_quantized
 from infer.load.quantized_weights.packed_weight import unpack
 from infer.weights import in_memory
 from tests.fuzz import quantization_configs as fuzz

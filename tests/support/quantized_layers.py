@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infer.load.quantized_weights import open_quantized
+from infer.load.quantized_weights.methods import open_quantized
 from infer.weights import Checkpoint, in_memory
 
 Parts = dict[str, Tensor]

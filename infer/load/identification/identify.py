@@ -134,7 +134,7 @@ def _file(path: Path, head: bytes) -> Identified | None:
     if head[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
         return _zip(path)
     if head[:4] == b"GGUF":
-        from ..gguf import describe_gguf
+        from ..gguf.open_gguf import describe_gguf
 
         return Identified("gguf", describe_gguf(path))
     if head[:1] == b"\x80":

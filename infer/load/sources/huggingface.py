@@ -33,7 +33,7 @@ from ..model_patches.base_encoder_decoders import without_logits_bias
 from ..model_patches.dynamic_rope import FixedFrequencies, fix_frequencies
 from ..model_patches.moe_layers import checkpoint_names, split_experts
 from ..model_patches.sinusoidal_positions import compute_position_tables
-from ..quantized_weights import open_quantized
+from ..quantized_weights.methods import open_quantized
 from ..sentence_transformers.sentence_folder import read_sentence_folder
 from ..weight_loading.meta_model import CheckpointMatch, build_on_meta, match_checkpoint
 from ..weight_loading.tied_weights import KeptApart, copied_bytes, keep_apart
