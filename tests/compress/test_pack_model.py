@@ -130,7 +130,7 @@ def counted(tensors: dict[str, Tensor], asked: list[tuple[str, int]]) -> dict[st
             asked.append((name, stop - start))
             return weight.rows(start, stop)
 
-        return replace(weight, rows=rows)
+        return replace(weight, read_rows=rows)
 
     return {name: counting(name, weight) for name, weight in in_memory(tensors).items()}
 

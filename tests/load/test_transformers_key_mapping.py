@@ -101,7 +101,7 @@ def counted(path: Path, seen: list[str]) -> dict[str, Weight]:
             seen.append(name)
             return weight.rows(start, stop)
 
-        return replace(weight, rows=rows)
+        return replace(weight, read_rows=rows)
 
     return {name: counting(name, weight) for name, weight in open_safetensors(path).weights.items()}
 

@@ -20,14 +20,14 @@ MAX_FIELDS = 100_000
 
 def looks_like_onnx(path: Path) -> bool:
     """Return true for a complete ModelProto; raise `SourceError` for a truncated one."""
-    size, seen = path.stat().st_size, set[int]()
+    size, seen, end = path.stat().st_size, set[int](), 0
     for field, kind, end in _fields(path):
         if FIELDS.get(field) != kind:
             return False
         seen.add(field)
         if end > size:
             return _cut(path, seen, end, size)
-    return {IR_VERSION, GRAPH} <= seen
+    return end == size and {IR_VERSION, GRAPH} <= seen
 
 
 def foreign_protobuf(path: Path) -> tuple[str, str] | None:
