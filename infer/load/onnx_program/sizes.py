@@ -242,7 +242,7 @@ def reduce(node: Node, a: Sizes, axes: Sizes | None = None) -> Sizes | None:
 
 
 @on_sizes("Split")
-def split(node: Node, a: Sizes, parts: Sizes | None = None) -> list[Sizes] | None:
+def split(node: Node, a: Sizes, parts: Sizes | None = None) -> tuple[Sizes, ...] | None:
     sizes = None if parts is None else parts.list()
     if a.array.ndim != 1:
         return None
@@ -252,7 +252,7 @@ def split(node: Node, a: Sizes, parts: Sizes | None = None) -> list[Sizes] | Non
     if not all(is_static(v) for v in sizes):
         return None
     places = np.cumsum(sizes)[:-1]
-    return [Sizes.of(part, a.dtype) for part in np.split(a.array, places)]
+    return tuple(Sizes.of(part, a.dtype) for part in np.split(a.array, places))
 
 
 @on_sizes("ScatterND")
