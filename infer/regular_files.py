@@ -7,10 +7,11 @@ descriptor, which was opened without waiting.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from .errors import InferError, SourceError
 from .sanitize import shortened
@@ -82,6 +83,24 @@ def read_regular(
             return file.read(most)
         except OSError as reason:
             raise error(_why(reason, path), where=str(path)) from reason
+
+
+def read_json(path: Path, *, absent_ok: bool = False) -> dict[str, Any]:
+    """Read a JSON object, {} where there is no file and `absent_ok`; raise `SourceError` for anything else."""
+    if absent_ok and not path.is_file():
+        return {}
+    content = read_json_value(path)
+    if not isinstance(content, dict):
+        raise SourceError(f"expected a JSON object, got {type(content).__name__}", where=str(path))
+    return content
+
+
+def read_json_value(path: Path) -> Any:
+    """Read a JSON document of any kind; raise `SourceError` for anything else."""
+    try:
+        return json.loads(read_regular(path, MAX_JSON))
+    except (ValueError, RecursionError) as reason:
+        raise SourceError(f"expected JSON: {reason}", where=str(path)) from reason
 
 
 def require_regular(path: Path, *, error: type[InferError] = SourceError) -> None:

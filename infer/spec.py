@@ -31,6 +31,7 @@ UNBOUNDED = 1 << 30  # upper limit of a symbolic size that nothing limits
 # Requests that may share a batch: all, padded to one length; those of equal lengths; none.
 Joins = Literal["padded", "equal", "none"]
 DECODER_IDS = "decoder_input_ids"  # tokens of the decoder of an encoder-decoder
+TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", DECODER_IDS)
 ZERO_SHOT_IMAGES = "zero-shot-image-classification"  # task of CLIP and its kin: each image with each text
 CHOICES = 4  # of a question, in the samples of a multiple choice model: so many rows one after another
 ALIASES = {"fp32": "float32", "f32": "float32", "fp16": "float16", "f16": "float16", "bf16": "bfloat16"}

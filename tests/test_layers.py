@@ -12,9 +12,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = [
     "errors", "distribution", "sanitize", "spec", "rows", "carried_state", "options", "plan", "coverage", "results",
-    "reporter", "budgets", "paths", "regular_files", "library_errors", "module_hooks",
+    "reporter", "budgets", "paths", "regular_files", "library_errors", "module_hooks", "named_inputs",
     "refused_backends", "plugins", "process", "machine", "device", "latency", "hub", "kernels", "preprocess",
-    "families", "load",
+    "families", "weights", "load",
     "attention", "graph", "fidelity", "onnx", "compress", "artifact", "llm", "tasks", "predict", "report", "tune",
     "run", "live", "pretrained", "budget_search", "export", "bench", "serve", "cli", "__main__",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from infer.export.gguf_metadata import architecture_for, model_metadata
 from infer.export.gguf_tensors import TensorWriter
 from infer.export.gguf_writer import write_gguf
 from infer.load.gguf.header import read_gguf_header
-from infer.load.weights.safetensors_file import open_safetensors
+from infer.weights.safetensors_file import open_safetensors
 
 FLOAT16 = 1  # of enum llama_ftype
 

@@ -136,8 +136,8 @@ def child_quantize(folder: Path, quant: str) -> dict[str, Any]:
     """Read, quantize and drop block by block; write the packed tensors one by one."""
     from infer import load
     from infer.compress import quantize_model
-    from infer.load.weights.safetensors_writer import write_safetensors
     from infer.plan import Plan
+    from infer.weights.safetensors_writer import write_safetensors
 
     import_all()
     begin = time.perf_counter()
@@ -169,8 +169,8 @@ def verified(folder: Path, state: dict[str, Any], quant: str) -> dict[str, Any]:
 
     from infer import compress as formats
     from infer.load.checkpoint.weight_files import open_weights
-    from infer.load.weights.safetensors_file import open_safetensors
     from infer.plan import Plan
+    from infer.weights.safetensors_file import open_safetensors
 
     packed = open_safetensors(folder / PACKED).weights
     original, _ = open_weights(folder / "model")

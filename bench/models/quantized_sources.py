@@ -28,8 +28,8 @@ from infer.export.packed_linears import quantized
 from infer.export.stored_rows import error_text
 from infer.kernels.ops.coded_weight import rows_of
 from infer.load.gguf.block_types import BLOCK_TYPES, BlockType
-from infer.load.weights import StoredCodes, in_memory
 from infer.plan import Plan
+from infer.weights import StoredCodes, in_memory
 from tests.support.quantized_layers import CASES, opened
 from tests.support.random_blocks import random_blocks
 

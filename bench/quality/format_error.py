@@ -31,8 +31,8 @@ from infer.compress.formats import nf4
 from infer.errors import NotUsableError
 from infer.fidelity import Comparison
 from infer.graph.program import flatten
-from infer.load.weights.safetensors_file import open_safetensors
 from infer.plan import Plan
+from infer.weights.safetensors_file import open_safetensors
 
 FINE = ("nf4:16", "int4:16", "fp4:16")
 QUANTS = (

@@ -50,7 +50,7 @@ def make_checkpoint(
 
 
 def write_shards(folder: Path, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> None:
-    from infer.load.weights.safetensors_writer import write_safetensors
+    from infer.weights.safetensors_writer import write_safetensors
 
     shards: list[dict[str, tuple[torch.dtype, tuple[int, ...]]]] = [{}]
     size = 0

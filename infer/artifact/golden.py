@@ -15,9 +15,9 @@ from torch import Tensor
 
 from .. import rows
 from ..errors import ArtifactError, InputError, SourceError, UsageError
-from ..load.weights.safetensors_file import open_safetensors, read_header
 from ..plan import INVENTED, RANDOM, REQUIRED, Plan
 from ..spec import DTYPE_NAMES, Finding, TensorSpec
+from ..weights.safetensors_file import open_safetensors, read_header
 from .model_info import GOLDEN_INPUTS
 from .store import Manifest
 

@@ -20,11 +20,11 @@ from ..artifact.manifest import Manifest
 from ..errors import ArtifactError, NotUsableError
 from ..graph.storage import ENCODER, WEIGHTS
 from ..kernels.expert_layers import ExpertLinear
-from ..load.model_metadata import read_json
 from ..load.model_patches.moe_layers import split_experts
 from ..load.sources.huggingface_class import read_settings
-from ..load.weights import Checkpoint, StoredCodes, Weight
-from ..load.weights.safetensors_file import SafetensorsFiles, open_safetensors
+from ..regular_files import read_json
+from ..weights import Checkpoint, StoredCodes, Weight
+from ..weights.safetensors_file import SafetensorsFiles, open_safetensors
 from .packed_tensors import PackedTensors
 
 HINT = "Export the source that it was made from"

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..load.weights import Checkpoint
-from ..load.weights.safetensors_writer import Meta, write_safetensors
+from ..weights import Checkpoint
+from ..weights.safetensors_writer import Meta, write_safetensors
 from .exact_float import DTYPES, smallest_exact
 from .gguf_writer import KEEP
 from .packed_linears import GROUP, PACKED, PackedLinear, carried, quantized

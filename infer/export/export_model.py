@@ -14,13 +14,13 @@ import torch
 
 from .. import load as sources
 from ..errors import BusyError, InferError, NotUsableError, unknown
-from ..load.gguf import open_gguf
 from ..load.gguf.header import read_gguf_header
-from ..load.model_metadata import read_json
+from ..load.gguf.open_gguf import open_gguf
 from ..load.sources.huggingface_class import read_settings
-from ..load.weights import Checkpoint, finite
 from ..plan import Plan
+from ..regular_files import read_json
 from ..spec import Finding
+from ..weights import Checkpoint, finite
 from .artifact_source import is_artifact, open_artifact
 from .checkpoint_folder import FolderWriter
 from .exact_float import DTYPES

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..load.gguf.block_types import BLOCK_TYPES, SUPER, Parts
-from ..load.weights import StoredCodes
+from ..weights import StoredCodes
 from .stored_rows import BOUND, Difference, StoredRows, blocks_of, rows_at
 
 BLOCK = 32

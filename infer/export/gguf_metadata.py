@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import families
 from ..errors import NotUsableError
-from ..load.weights import Checkpoint
+from ..weights import Checkpoint
 
 # Settings without effect on the values, or about the file rather than the model.
 _IGNORED = frozenset(

@@ -14,7 +14,7 @@ from ..errors import NotUsableError
 from ..families import GgufLayout
 from ..load.gguf.block_types import BLOCK_TYPES
 from ..load.gguf.reader import rotary_order
-from ..load.weights import Checkpoint
+from ..weights import Checkpoint
 from .exact_float import smallest_exact
 from .gguf_codes import carry
 from .gguf_metadata import HINT

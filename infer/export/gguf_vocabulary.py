@@ -20,7 +20,7 @@ from ..load.gguf.tokenizer import (
     build_tokenizer,
     merges_by_score,
 )
-from ..load.model_metadata import read_json
+from ..regular_files import read_json
 
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 HINT = "Use --to hf, which keeps the tokenizer as it is"

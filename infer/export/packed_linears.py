@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..load.weights import Checkpoint, StoredCodes
-from ..load.weights.safetensors_writer import Meta
+from ..weights import Checkpoint, StoredCodes
+from ..weights.safetensors_writer import Meta
 from .stored_rows import Difference, blocks_of, rows_at
 
 GROUP = 128

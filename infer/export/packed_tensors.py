@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import plugins
 from ..kernels.ops.coded_weight import SUPER
-from ..load.weights import Checkpoint, StoredCodes
+from ..weights import Checkpoint, StoredCodes
 
 _SCALES = ("weight_scale", "scale")
 _FLOATS = {torch.float8_e4m3fn: "float8", torch.float16: "float16"}

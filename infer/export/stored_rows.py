@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..kernels.ops.bitpack import LEVELS, unpack
 from ..kernels.ops.coded_weight import LUT, SUPER, CodedWeight
-from ..load.weights import StoredCodes
+from ..weights import StoredCodes
 
 WEIGHTS = 1 << 22  # of the rows that are read at a time
 BOUND = 2.0**-10  # relative error of a row whose codes are carried over: that of scales rounded to float16

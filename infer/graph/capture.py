@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from .. import attention  # noqa: F401 - programs call the operator of attention
 from ..errors import NotUsableError, UsageError
 from ..library_errors import quiet
+from ..named_inputs import NamedInputs
 from ..sanitize import shortened
 from ..spec import BATCH, DTYPE_NAMES, TensorSpec
 from . import captured_layers, functionalize
@@ -234,6 +235,16 @@ def in_dtype(module: nn.Module, inputs: tuple[TensorSpec, ...], dtype: torch.dty
     return wrapped("InDtype", module.to(dtype), [spec.keyword for spec in inputs], call)
 
 
+class _Wrapper(NamedInputs):
+    def __init__(self, model: nn.Module, call: Callable[[nn.Module, Mapping[str, Tensor]], Any]) -> None:
+        super().__init__()
+        self.model, self.compute = model, call
+        self.training = model.training
+
+    def call(self, tensors: Mapping[str, Tensor]) -> Any:
+        return self.compute(self.model, tensors)
+
+
 def wrapped(
     kind: str,
     model: nn.Module,
@@ -243,18 +254,7 @@ def wrapped(
     """Wrap `model` in a module, of a class called `kind`, whose forward takes tensors by `names` and returns what
     `call` makes of the model and them.
     """
-
-    def forward(self: nn.Module, *args: Tensor, **named: Tensor) -> Any:
-        return call(self.model, {**dict(zip(names, args, strict=False)), **named})  # type: ignore[arg-type]
-
-    # The exporter reads the names of the inputs from the signature.
-    by_name = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    parameters = [inspect.Parameter(name, by_name) for name in ("self", *names)]
-    forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapper = type(kind, (nn.Module,), {"forward": forward})()
-    wrapper.model = model
-    wrapper.training = model.training
-    return wrapper
+    return _Wrapper(model, call).taking(names, kind)
 
 
 def _to_float32(value: Tensor) -> Tensor:

@@ -19,9 +19,9 @@ from ..load.module_copies import copy_structure
 from ..load.samples import inputs_of_ours
 from ..load.samples.read_samples import digest_of
 from ..load.sources.python_sources import module_in_memory
-from ..load.weights.file_blocks import raw_bytes
 from ..plan import Plan
 from ..spec import BATCH, Finding
+from ..weights.file_blocks import raw_bytes
 from .call_structure import CallReader, Structure, UnsupportedValueError, take_apart
 from .symbolic_sizes import find_sizes
 

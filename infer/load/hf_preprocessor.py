@@ -16,12 +16,12 @@ import numpy as np
 from ..errors import InferError
 from ..library_errors import first_sentence, quiet
 from ..preprocess.audio import AudioPreprocessor
-from ..preprocess.image import ImagePreprocessor, open_image
+from ..preprocess.image import ImagePreprocessor
 from ..preprocess.transformers_processor import TransformersProcessor
 from ..spec import Finding
+from .made_up_images import LARGEST_DIFFERENCE, largest_difference, made_up_images
 
 FILES = ("preprocessor_config.json", "processor_config.json")
-LARGEST_DIFFERENCE = 2e-3  # of one value: transformers computes some steps in float32
 Preprocessor = ImagePreprocessor | AudioPreprocessor | TransformersProcessor
 IMAGE_TENSORS = ("pixel_values", "pixel_mask")
 SOUND_TENSORS = ("input_values", "input_features", "attention_mask")
@@ -58,9 +58,11 @@ def _image(folder: Path, channels: int) -> tuple[Preprocessor | None, str]:
     except TypeError:
         processor = AutoImageProcessor.from_pretrained(folder, use_fast=False, **named)
     steps = _image_steps(processor, channels)
-    if _image_difference(processor, steps) <= LARGEST_DIFFERENCE:
+    images = made_up_images(channels)
+    inputs = [processor(images=image, return_tensors="np") for image in images]
+    pairs = zip(inputs, images, strict=True)
+    if max(largest_difference(theirs, steps.batch([image])) for theirs, image in pairs) <= LARGEST_DIFFERENCE:
         return steps, _same(processor)
-    inputs = [processor(images=image, return_tensors="np") for image in _made_up_images(channels)]
     tensors = tuple(name for name in IMAGE_TENSORS if name in inputs[0])
     sizes = {tuple(np.asarray(batch["pixel_values"]).shape[2:]) for batch in inputs}
     size = sizes.pop() if len(sizes) == 1 else None
@@ -118,24 +120,6 @@ def _per_channel(values: Any, channels: int) -> tuple[float, ...]:
     return tuple(listed * channels if len(listed) == 1 else listed)
 
 
-def _made_up_images(channels: int) -> list[Any]:
-    from PIL import Image
-
-    generator, images = np.random.default_rng(0), []
-    for height, width in ((61, 97), (143, 80)):
-        noise = generator.integers(0, 256, (height // 8, width // 8, 3), dtype=np.uint8)
-        image = open_image(Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC))
-        images.append(image.convert("L") if channels == 1 else image)
-    return images
-
-
-def _image_difference(processor: Any, steps: ImagePreprocessor) -> float:
-    images = _made_up_images(steps.channels)
-    return max(
-        _difference(processor(images=image, return_tensors="np"), steps.batch([image])) for image in images
-    )
-
-
 def _audio(folder: Path, channels: int) -> tuple[Preprocessor | None, str]:
     from transformers import AutoFeatureExtractor
 
@@ -154,7 +138,7 @@ def _audio(folder: Path, channels: int) -> tuple[Preprocessor | None, str]:
     named = {"sampling_rate": rate, "return_tensors": "np"}
     if "input_values" in processor.model_input_names:
         pairs = [(processor([sound], padding=True, **named), steps.batch([sound])) for sound in sounds]
-        if max(_difference(theirs, ours) for theirs, ours in pairs) <= LARGEST_DIFFERENCE:
+        if max(largest_difference(theirs, ours) for theirs, ours in pairs) <= LARGEST_DIFFERENCE:
             return steps, _same(processor)
     inputs = [processor([sound], **named) for sound in sounds]
     tensors = tuple(name for name in SOUND_TENSORS if name in inputs[0])
@@ -178,16 +162,6 @@ def _settings(processor: Any) -> dict[str, Any]:
     # On one line: a manifest is read with its line breaks escaped.
     config = json.dumps(json.loads(processor.to_json_string()), separators=(",", ":"))
     return {"processor": type(processor).__name__, "config": config}
-
-
-def _difference(theirs: Any, ours: dict[str, np.ndarray]) -> float:
-    """Return the largest difference of all tensors; infinite where names or shapes differ."""
-    if set(ours) != set(theirs):
-        return float("inf")
-    pairs = [(np.asarray(theirs[name], dtype=np.float64), value) for name, value in ours.items()]
-    if any(left.shape != right.shape for left, right in pairs):
-        return float("inf")
-    return max(float(np.abs(left - right).max()) for left, right in pairs)
 
 
 def _same(processor: Any) -> str:

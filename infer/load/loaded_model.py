@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..paths import OwnedFolder
 from ..spec import Finding, TensorSpec
-from .weights import Checkpoint
+from ..weights import Checkpoint
 
 if TYPE_CHECKING:
     from .hf_preprocessor import Preprocessor
@@ -29,8 +29,8 @@ class LoadedModel:
     module: nn.Module | None  # None for a file that runs as it is
     checkpoint: Checkpoint | None
     inputs: tuple[TensorSpec, ...]
-    samples: Mapping[str, Tensor]  # real inputs, batch first
-    samples_from: str  # "models/digits.py:example_inputs", "--data held_out.npz"
+    samples: Mapping[str, Tensor] = field(default_factory=dict)  # real inputs, batch first
+    samples_from: str = ""  # "models/digits.py:example_inputs", "--data held_out.npz"
     ours: bool = False  # the samples were made here
     loose: tuple[TensorSpec, ...] = ()  # inputs and outputs without what is only guessed of their sizes
     loose_outputs: tuple[TensorSpec, ...] = ()

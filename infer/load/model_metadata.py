@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from ..errors import SourceError
-from ..regular_files import MAX_JSON, read_regular
+from ..regular_files import read_json
 from . import heads
 from .heads.image_decoders import decoder_config, own_prompts, own_tokens
 from .hf_preprocessor import Preprocessor
 from .sentence_transformers.sentence_folder import SentenceFolder, score_activation
 
+GENERATION = "generation_config.json"
 # Of generation_config.json, and of config.json in older checkpoints.
 UNUSED_SETTINGS = (
     *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "suppress_tokens"),
@@ -25,21 +24,9 @@ TRANSCRIPT_SETTINGS = ("suppress_tokens", "begin_suppress_tokens")  # applied wh
 LARGE_VOCAB = 10**30  # tokenizers say "no limit" by numbers above this
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; raise `SourceError` for anything else."""
-    try:
-        content = json.loads(read_regular(path, MAX_JSON))
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"expected JSON: {error}", where=str(path)) from error
-    if not isinstance(content, dict):
-        raise SourceError(f"expected a JSON object, got {type(content).__name__}", where=str(path))
-    return content
-
-
 def _special_tokens(folder: Path) -> dict[str, str]:
     """Return the tokens that answers of masked language models and CTC need, as tokenizer_config.json names them."""
-    path, tokens = folder / "tokenizer_config.json", dict[str, str]()
-    config = read_json(path) if path.is_file() else {}
+    config, tokens = read_json(folder / "tokenizer_config.json", absent_ok=True), dict[str, str]()
     for name, key in (("mask_token", "mask_token"), ("word_delimiter", "word_delimiter_token")):
         token = config.get(key)
         token = token.get("content") if isinstance(token, dict) else token
@@ -72,8 +59,7 @@ def unused_generation_settings(config: Mapping[str, Any], folder: Path) -> list[
 
     Such checkpoints are often published with beam search; the engine takes one token after the other.
     """
-    path = folder / "generation_config.json"
-    merged = {**config, **(read_json(path) if path.is_file() else {})}
+    merged = {**config, **read_json(folder / GENERATION, absent_ok=True)}
     beams = merged.get("num_beams")
     ignored = [f"num_beams {beams}"] if isinstance(beams, int) and beams > 1 else []
     applied = TRANSCRIPT_SETTINGS if "no_timestamps_token_id" in merged else ()
@@ -86,8 +72,7 @@ def unused_generation_settings(config: Mapping[str, Any], folder: Path) -> list[
 
 def decoder_start_ids(config: Mapping[str, Any], folder: Path) -> list[int]:
     """Return the tokens with which the decoder of an encoder-decoder begins, a forced first one among them."""
-    path = folder / "generation_config.json"
-    merged = {**config, **(read_json(path) if path.is_file() else {})}
+    merged = {**config, **read_json(folder / GENERATION, absent_ok=True)}
     start = merged.get("decoder_start_token_id")
     named = (merged.get("bos_token_id") if start is None else start, merged.get("forced_bos_token_id"))
     return [token for token in named if isinstance(token, int)]
@@ -98,8 +83,7 @@ def image_decoder_metadata(name: str, settings: Any, folder: Path) -> dict[str, 
 
     `name`: the class. The latter only where the checkpoint's generation settings lack them or the family has others.
     """
-    path = folder / "generation_config.json"
-    merged = {**read_json(folder / "config.json"), **(read_json(path) if path.is_file() else {})}
+    merged = {**read_json(folder / "config.json"), **read_json(folder / GENERATION, absent_ok=True)}
     meta = own_prompts(name, settings)
     end = None if merged.get("eos_token_id") is not None else decoder_config(settings).eos_token_id
     end = own_tokens(name, settings).get("eos_token_id", end)
@@ -115,7 +99,7 @@ def metadata(
         ("sentence_bert_config.json", "max_seq_length"),
         ("tokenizer_config.json", "model_max_length"),
     ):
-        value = read_json(folder / name).get(key) if (folder / name).is_file() else None
+        value = read_json(folder / name, absent_ok=True).get(key)
         if isinstance(value, int | float) and 0 < value < LARGE_VOCAB:
             limits.append(int(value))
     meta: dict[str, Any] = {

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..errors import UnsafeSourceError, UsageError
+from ..errors import UsageError
 from ..hub import fetch_source
 from ..plan import Plan
 from ..reporter import Reporter
@@ -17,9 +18,11 @@ from .identification.source_names import describing_folder, is_library_name, is_
 from .input_specs import bounds, resolve_inputs
 from .loaded_model import LoadedModel
 from .samples import read_samples
-from .samples.fatal_sizes import InputTrials
 from .sources.user_module import UserModule
 from .weight_loading.fill_weights import resolve_strategy
+
+if TYPE_CHECKING:
+    from .samples.fatal_sizes import InputTrials
 
 HINTS = {
     "module": "Save model.state_dict() and give --model file.py:factory, or pass --trust-code to run it",
@@ -85,7 +88,7 @@ def _identify_and_open(plan: Plan, reporter: Reporter | None) -> tuple[Plan, Loa
     if identified.file is not None:
         plan = plan.with_(source=str(identified.file))
     if identified.code and not plan.trust_code:
-        raise _untrusted(plan, identified)
+        raise identified.refused(plan.source, HINTS[identified.kind.removeprefix("legacy-")])
     loaded, user_module = _open(plan, identified)
     findings = [
         Finding("load", "source", identified.kind, why=identified.says),
@@ -102,12 +105,12 @@ def _open(plan: Plan, identified: Identified) -> tuple[LoadedModel, UserModule |
     """Open a source by its kind; only what opens that kind is imported."""
     by_name = identified.kind in STATE_DICTS and is_library_name(plan.model or "")
     if identified.kind == "library" or by_name:
-        from .model_libraries import load_library_model
+        from .model_libraries.open_library import load_library_model
 
         name, weights = (plan.model or "", plan.source) if by_name else (plan.source, plan.weights)
         return load_library_model(plan, name, weights), None
     if identified.kind == "diffusers" and not plan.ignore_keys:
-        from .diffusers_models import load_diffusers_part
+        from .diffusers_models.open_part import load_diffusers_part
 
         return load_diffusers_part(plan), None
     if identified.kind in STATE_DICTS:
@@ -160,14 +163,14 @@ def _load_folder(plan: Plan, kind: str) -> LoadedModel:
     the result.
     """
     if kind == "timm":
-        from .model_libraries import load_timm_folder
+        from .model_libraries.open_library import load_timm_folder
 
         return load_timm_folder(plan)
     from .sources.huggingface import load_huggingface
 
     if kind == "huggingface":
         return load_huggingface(plan)
-    from .gguf import open_gguf
+    from .gguf.open_gguf import open_gguf
 
     source = open_gguf(Path(plan.source))
     loaded = load_huggingface(plan.with_(source=str(source.folder)), source.weights, plan.source)
@@ -202,9 +205,3 @@ def _refuse_weights(plan: Plan) -> None:
         )
     if named and plan.model:
         raise UsageError(f"{plan.source} is a model already", where="--model", hint="Leave --model out")
-
-
-def _untrusted(plan: Plan, identified: Identified) -> UnsafeSourceError:
-    named = f": {', '.join(identified.globals[:8])}" if identified.globals else ""
-    kind = identified.kind.removeprefix("legacy-")
-    return UnsafeSourceError(f"{identified.says}; it is code{named}", where=plan.source, hint=HINTS[kind])

@@ -15,9 +15,9 @@ from infer.compress.packed_layers import QuantizedExperts
 from infer.graph import capture
 from infer.kernels.expert_layers import ExpertLinear
 from infer.load.model_patches.moe_layers import checkpoint_names, split_experts
-from infer.load.weights import Weight
 from infer.plan import Plan
 from infer.spec import TensorSpec
+from infer.weights import Weight
 from tests.support.tiny_decoders import GROUPED, WIDE, build
 from tests.support.tiny_hybrids import EXPERTS, LATENT
 

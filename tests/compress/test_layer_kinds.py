@@ -18,8 +18,8 @@ from infer.compress.calibration.input_statistics import calibrate
 from infer.compress.packing.pack_model import quantize_model
 from infer.coverage import Coverage
 from infer.errors import NotUsableError
-from infer.load.weights import in_memory
 from infer.plan import Plan
+from infer.weights import in_memory
 
 ALL = ["int8", "int8:weight", "int8:static", "nf4", "int4", "cluster:3"]
 # error of the layer's output that the format may cost, on Gaussian weights and inputs

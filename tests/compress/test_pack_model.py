@@ -18,9 +18,9 @@ from infer.compress.packed_layers import QuantizedEmbedding, QuantizedLinear
 from infer.compress.packing import row_source
 from infer.errors import NotUsableError, SourceError, UsageError
 from infer.graph import capture
-from infer.load.weights import Weight, in_memory
 from infer.plan import Plan
 from infer.results import LayerResult
+from infer.weights import Weight, in_memory
 
 FORMATS = ["fp16", "int8", "int8:weight", "int8:static", "nf4", "cluster:2", "cluster:3"]
 
@@ -130,7 +130,7 @@ def counted(tensors: dict[str, Tensor], asked: list[tuple[str, int]]) -> dict[st
             asked.append((name, stop - start))
             return weight.rows(start, stop)
 
-        return replace(weight, rows=rows)
+        return replace(weight, read_rows=rows)
 
     return {name: counting(name, weight) for name, weight in in_memory(tensors).items()}
 

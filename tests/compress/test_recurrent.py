@@ -16,9 +16,9 @@ from infer.compress.layer_kinds import Matrix
 from infer.coverage import Coverage
 from infer.errors import NotUsableError
 from infer.graph.capture import capture
-from infer.load.weights import in_memory
 from infer.run import stages
 from infer.spec import TensorSpec
+from infer.weights import in_memory
 
 WIDTH = 64
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")

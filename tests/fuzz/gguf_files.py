@@ -18,7 +18,7 @@ import gguf
 import torch
 
 from infer.errors import InferError
-from infer.load.gguf import describe_gguf, open_gguf
+from infer.load.gguf.open_gguf import describe_gguf, open_gguf
 from tests.fuzz.seeds import try_seeds
 from tests.support import tiny_decoders
 from tests.support.gguf_files import CODEBOOKS, write_gguf

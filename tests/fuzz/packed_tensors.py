@@ -20,7 +20,7 @@ from infer.kernels import cpu
 from infer.kernels.cpu.groupwise_layout import groupwise_layout, pack_groupwise
 from infer.kernels.ops.coded_weight import CodedWeight
 from infer.kernels.ops.linear_packed import groupwise_twin
-from infer.load.weights import in_memory
+from infer.weights import in_memory
 from tests.fuzz.quantization_configs import damaged
 from tests.fuzz.seeds import try_seeds
 from tests.support.groupwise_operands import FORMS, operands

@@ -22,7 +22,7 @@ from torch import Tensor
 from infer import Plan, load
 from infer.errors import InferError
 from infer.load.quantized_weights.methods import METHODS, open_quantized
-from infer.load.weights import Checkpoint, in_memory
+from infer.weights import Checkpoint, in_memory
 from tests.fuzz.seeds import try_seeds
 from tests.support import tiny_decoders
 from tests.support.mutations import VALUES, json_values

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from infer.errors import SourceError, UnsafeSourceError, UsageError
 from infer.load import STRATEGIES, LoadedModel, fill, identify, load
-from infer.load.weights.pickle_scan import INERT_TYPES, InertObject, inert_types_allowed
-from infer.load.weights.torch_file import load_safely, open_torch
 from infer.plan import Plan
+from infer.weights.pickle_scan import INERT_TYPES, InertObject, inert_types_allowed
+from infer.weights.torch_file import load_safely, open_torch
 
 NET = """
 import torch

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from infer.graph import capture, storage
 from infer.load.heads.text import Encoder
-from infer.load.heads.wrappers import TextHead
+from infer.load.heads.wrappers import Headed
 from infer.load.sentence_transformers.pooling_layers import EmbeddingHead
 from infer.spec import TensorSpec
 from tests.support.tiny_decoders import SIZES
@@ -41,7 +41,11 @@ def test_a_decoder_without_its_language_head_is_stored_and_read_back(
     name: str, head: str, tmp_path: Path
 ) -> None:
     model = headed(name, head)
-    wrapped = Encoder(model, EmbeddingHead()) if head == "AutoModel" else TextHead(model)
+    wrapped = (
+        Encoder(model, EmbeddingHead())
+        if head == "AutoModel"
+        else Headed(model, ("input_ids", "attention_mask"))
+    )
     ids = torch.randint(3, 320, (3, 9))
     mask = torch.tensor([[1] * 9, [1] * 5 + [0] * 4, [1] * 7 + [0] * 2])
     ids[mask == 0] = 0

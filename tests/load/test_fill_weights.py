@@ -16,10 +16,10 @@ from infer.errors import SourceError, UsageError
 from infer.load import STRATEGIES, LoadedModel, fill, load, resolve_strategy, unfilled_copy
 from infer.load.weight_loading.meta_model import build_on_meta, match_checkpoint
 from infer.load.weight_loading.offload import StreamedLayer
-from infer.load.weights import Checkpoint, in_memory
-from infer.load.weights.safetensors_file import open_safetensors
-from infer.load.weights.torch_file import open_torch
 from infer.plan import Plan
+from infer.weights import Checkpoint, in_memory
+from infer.weights.safetensors_file import open_safetensors
+from infer.weights.torch_file import open_torch
 
 
 class Many(nn.Module):

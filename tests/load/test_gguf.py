@@ -17,8 +17,8 @@ from torch import nn
 
 from infer import Plan, Predictor, load, optimize
 from infer.errors import SourceError
-from infer.load.gguf import open_gguf
 from infer.load.gguf.header import read_gguf_header
+from infer.load.gguf.open_gguf import open_gguf
 from infer.load.gguf.tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, build_tokenizer
 from tests.support import tiny_decoders
 from tests.support.gguf_files import write_gguf

@@ -13,7 +13,7 @@ import torch
 from infer import Plan, load
 from infer.compress.formats import keep
 from infer.errors import SourceError
-from infer.load.gguf import open_gguf
+from infer.load.gguf.open_gguf import open_gguf
 from tests.support import tiny_decoders
 from tests.support.gguf_files import write_gguf
 

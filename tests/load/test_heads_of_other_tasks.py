@@ -13,7 +13,7 @@ import torch
 
 from infer.errors import InferError
 from infer.load import fill, load
-from infer.load.heads.sound_wrappers import MaskedAudioEncoder
+from infer.load.heads.sound_wrappers import SoundVectors
 from infer.load.heads.wrappers import MaskSegmenter
 from infer.load.samples.read_samples import random_inputs
 from infer.plan import Plan
@@ -118,7 +118,7 @@ def test_an_audio_embedding_does_not_depend_on_padding() -> None:
 
     torch.manual_seed(0)
     config = transformers.Wav2Vec2Config(**SOUND, feat_extract_norm="layer", do_stable_layer_norm=True)
-    encoder = MaskedAudioEncoder(transformers.Wav2Vec2Model(config).eval())
+    encoder = SoundVectors(transformers.Wav2Vec2Model(config).eval(), ("input_values", "attention_mask"))
     sound = torch.randn(1, 3200)
     alone = encoder(sound, torch.ones(1, 3200, dtype=torch.long))
     mask = (torch.arange(4800) < 3200).long()[None]

@@ -245,8 +245,8 @@ def test_plan_template_and_key_files_must_be_regular_files(tmp_path: Path, odd: 
 
 
 def test_files_of_a_hugging_face_folder_must_be_regular_files(tmp_path: Path, odd: Callable) -> None:
-    from infer.load.model_metadata import read_json
-    from infer.load.weights.safetensors_file import open_safetensors, read_header
+    from infer.regular_files import read_json
+    from infer.weights.safetensors_file import open_safetensors, read_header
 
     path = odd(tmp_path / "config.json")
     with within(10), pytest.raises(SourceError):

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from infer import Plan, load
 from infer.errors import SourceError
-from infer.load.quantized_weights import open_quantized
+from infer.load.quantized_weights.methods import open_quantized
 from infer.load.quantized_weights.packed_weight import unpack
-from infer.load.weights import in_memory
+from infer.weights import in_memory
 from tests.fuzz import quantization_configs as fuzz
 from tests.support import tiny_decoders
 from tests.support.quantized_layers import CASES, compressed, opened

@@ -9,7 +9,7 @@ from torch import Tensor
 from infer.kernels.ops.coded_weight import CodedWeight
 from infer.load.checkpoint.stacked_codes import stack_codes
 from infer.load.quantized_weights.group_codes import integer_codes
-from infer.load.weights import StoredCodes
+from infer.weights import StoredCodes
 
 ROWS, COLUMNS, GROUP = 6, 128, 64
 

@@ -16,9 +16,9 @@ from infer.load import fill, load
 from infer.load.checkpoint.transformers_key_mapping import convert_names
 from infer.load.model_patches.moe_layers import checkpoint_names, split_experts
 from infer.load.weight_loading.offload import StreamedExperts, stream_layers
-from infer.load.weights import Checkpoint, Weight
-from infer.load.weights.safetensors_file import open_safetensors
 from infer.plan import Plan
+from infer.weights import Checkpoint, Weight
+from infer.weights.safetensors_file import open_safetensors
 from tests.support.tiny_decoders import GROUPED, WIDE, build
 from tests.support.tiny_hybrids import EXPERTS, LATENT
 
@@ -101,7 +101,7 @@ def counted(path: Path, seen: list[str]) -> dict[str, Weight]:
             seen.append(name)
             return weight.rows(start, stop)
 
-        return replace(weight, rows=rows)
+        return replace(weight, read_rows=rows)
 
     return {name: counting(name, weight) for name, weight in open_safetensors(path).weights.items()}
 

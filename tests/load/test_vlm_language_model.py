@@ -14,7 +14,7 @@ from infer import Plan, load
 from infer.errors import SourceError
 from infer.llm.step.probe import probe
 from infer.load.model_patches.vlm_language_model import has_tower, language_tower
-from infer.load.weights import in_memory
+from infer.weights import in_memory
 from tests.support.tiny_decoders import GROUPED, VOCABULARY
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers has many to give

@@ -15,12 +15,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 from infer.errors import InferError, ResourceError, SourceError, UnsafeSourceError
-from infer.load.weights import Checkpoint, finite, in_memory, non_finite, num_bytes
-from infer.load.weights.file_blocks import row_blocks
-from infer.load.weights.pickle_scan import code_among, globals_of
-from infer.load.weights.safetensors_file import open_safetensors
-from infer.load.weights.safetensors_writer import write_safetensors
-from infer.load.weights.torch_file import open_torch
+from infer.weights import Checkpoint, finite, in_memory, non_finite, num_bytes
+from infer.weights.file_blocks import row_blocks
+from infer.weights.pickle_scan import code_among, globals_of
+from infer.weights.safetensors_file import open_safetensors
+from infer.weights.safetensors_writer import write_safetensors
+from infer.weights.torch_file import open_torch
 
 
 def tensors() -> dict[str, torch.Tensor]:

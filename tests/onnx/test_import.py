@@ -283,6 +283,49 @@ def test_softmax_takes_all_axes_as_one_before_opset_13(opset: int, want: float) 
     assert float(program(x=torch.zeros(1, 2, 3))[0][0, 0, 0]) == pytest.approx(want)
 
 
+# Operator → opset, outputs, nodes: attributes in place of the inputs of today.
+OLD = {
+    "Clip": (10, "float y", "y = Clip <min = -0.5, max = 0.5> (x)"),
+    "Clip from above": (10, "float y", "y = Clip <max = 0.5> (x)"),
+    "Pad": (10, "float y", "y = Pad <pads = [0, 0, 1, 0, 0, 2], value = 3.0> (x)"),
+    "Slice": (9, "float y", "y = Slice <starts = [1, -2], ends = [9, 100], axes = [1, 2]> (x)"),
+    "Split": (11, "float y, float z", "y, z = Split <axis = 2, split = [1, 3]> (x)"),
+    "TopK": (9, "float y, int64 p", "y, p = TopK <axis = 2, k = 2> (x)"),
+    "Upsample": (
+        *(8, "float y"),
+        "image = Unsqueeze <axes = [0]> (x) y = Upsample <scales = [1.0, 1.0, 2.0, 3.0]> (image)",
+    ),
+    "ReduceSum": (11, "float y", "y = ReduceSum <axes = [2], keepdims = 0> (x)"),
+    "DFT": (
+        17,
+        "float y",
+        "axis = Constant <value_ints = [-1]> () r = Unsqueeze (x, axis) y = DFT <axis = 2> (r)",
+    ),
+    "sizes": (
+        *(9, "float y, float z"),
+        """
+        s = Shape (x)
+        t = Slice <starts = [1], ends = [2]> (s)
+        u = Squeeze <axes = [0]> (t)
+        v = Unsqueeze <axes = [0]> (u)
+        w, h = Split <axis = 0, split = [1, 2]> (s)
+        p = ReduceProd <axes = [0]> (h)
+        shape = Concat <axis = 0> (w, p)
+        y = Reshape (x, shape)
+        f = Cast <to = 1> (v)
+        z = Add (y, f)
+        """,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OLD)
+def test_attributes_that_became_inputs_are_taken(case: str) -> None:
+    opset, outputs, body = OLD[case]
+    program, session = imported(graph(opset, f"(float[n, 5, 4] x) => ({outputs})", body))
+    require_equal(program, session, {"x": floats(2, 5, 4)})
+
+
 def test_names_of_inputs_that_are_no_identifiers_are_taken() -> None:
     model = onnx.parser.parse_model(graph(17, "(float[n, 2] x) => (float[n, 2] y)", "y = Relu (x)"))
     model.graph.input[0].name = model.graph.node[0].input[0] = "serving/x:0"

@@ -15,7 +15,7 @@ from infer.errors import BusyError, NotUsableError, UsageError
 from infer.export import export_model
 from infer.export.gguf_writer import TYPES, encode
 from infer.load import load
-from infer.load.gguf import open_gguf
+from infer.load.gguf.open_gguf import open_gguf
 from infer.plan import Plan
 from tests.support.decoder_folders import ARCHITECTURES, PYDOC, checkpoint, sentencepiece
 

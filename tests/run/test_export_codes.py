@@ -21,9 +21,9 @@ from infer.export.artifact_source import open_artifact
 from infer.export.gguf_codes import CarriedCodes, carry
 from infer.export.packed_linears import PackedLinear, carried
 from infer.load import load
-from infer.load.gguf import open_gguf
 from infer.load.gguf.block_types import BLOCK_TYPES
-from infer.load.weights import StoredCodes
+from infer.load.gguf.open_gguf import open_gguf
+from infer.weights import StoredCodes
 from tests.fuzz.quantization_configs import damaged
 from tests.support import tiny_decoders
 from tests.support.decoder_folders import checkpoint

@@ -15,7 +15,7 @@ import torch
 
 from infer import Plan
 from infer.load import open_model
-from infer.load.samples import read_samples, sample_files
+from infer.load.samples import read_samples, text_samples
 from infer.load.sources import huggingface, python_sources, state_dict_source, user_module
 from infer.reporter import Reporter
 from infer.run import stages
@@ -152,7 +152,7 @@ def test_the_text_of_a_language_model_is_tokenized_once(
     made.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "samples.txt").write_text(" ".join(f"w{i % VOCABULARY}" for i in range(1024)))
     calls = counted(
-        monkeypatch, (sample_files, "tokenize"), (huggingface, "read_json"), (huggingface, "open_weights")
+        monkeypatch, (text_samples, "tokenize"), (huggingface, "read_json"), (huggingface, "open_weights")
     )
     loaded, run = stages.load(
         stages.resolve(Plan(source=str(tmp_path), quant="nf4", device="cpu", task="score"))

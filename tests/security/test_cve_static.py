@@ -17,7 +17,7 @@ WORDS = re.compile(
 )
 # file: (a part of the line, why it may stand)
 ALLOWED = {
-    "infer/load/weights/torch_file.py": [
+    "infer/weights/torch_file.py": [
         ("import pickle", "for the name of the exception that torch raises"),
         ("except pickle.UnpicklingError", "torch's weights-only reader refuses with it"),
     ],

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infer.load.quantized_weights import open_quantized
-from infer.load.weights import Checkpoint, in_memory
+from infer.load.quantized_weights.methods import open_quantized
+from infer.weights import Checkpoint, in_memory
 
 Parts = dict[str, Tensor]
 Packed = tuple[Parts, Tensor, dict[str, Any]]  # parts by name, the weight, quantization_config

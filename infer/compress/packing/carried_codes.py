@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ...kernels.expert_layers import ExpertLinear
-from ...load.weights import Checkpoint, StoredCodes
 from ...spec import Finding
+from ...weights import Checkpoint, StoredCodes
 from ..layer_overrides import Format
 from ..quantizable_layers import NamedLayer
 from .row_source import stored_name

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from ... import device as hardware
 from ...errors import NotUsableError, UsageError
-from ...load.weights import Checkpoint
 from ...plan import Plan
 from ...results import LayerResult
+from ...weights import Checkpoint
 from ..calibration.expert_statistics import ExpertStats
 from ..layer_kinds import NAMES, is_looked_up
 from ..layer_overrides import FLOAT, Format, find_with_formats

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...errors import SourceError, UsageError
 from ...kernels.expert_layers import ExpertLinear
 from ...kernels.ops.bitpack import GROUP
-from ...load.weights import Checkpoint, StoredCodes, check_finite
+from ...weights import Checkpoint, StoredCodes, check_finite
 from ..layer_kinds import by_rows, is_stored_by_columns
 from ..quantizable_layers import Weight
 

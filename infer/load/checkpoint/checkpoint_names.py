@@ -12,9 +12,9 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from ...errors import UsageError
+from ...weights import Checkpoint
 from ..weight_loading.meta_model import CheckpointMatch, match_checkpoint
 from ..weight_loading.tied_weights import take_last
-from ..weights import Checkpoint
 
 # Attributes in which DataParallel, torch.compile, FSDP, activation checkpointing and Lightning keep the wrapped module.
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..weights import StoredCodes
+from ...weights import StoredCodes
 
 _NUMBERS = 1 << 24  # rows of one projection at most: the next one's numbers begin here
 Tensors = dict[str, Tensor]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ...errors import SourceError
 from ...library_errors import first_sentence
-from ..weights import Checkpoint, StoredCodes, Weight
+from ...weights import Checkpoint, StoredCodes, Weight
 from .stacked_codes import stack_codes
 
 # Operations that act on each index of dimension 0 alone when their own dimensions are others.

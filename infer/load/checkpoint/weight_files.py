@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...errors import SourceError, UnsafeSourceError
-from ..identification.identify import STATE_DICTS, identify
-from ..sources.state_dict_source import open_checkpoint
-from ..weights import Checkpoint, joined
-from ..weights.safetensors_file import open_safetensors
-from ..weights.shard_index import shards, weight_map
+from ...errors import SourceError
+from ...weights import Checkpoint, joined
+from ...weights.safetensors_file import open_safetensors
+from ...weights.shard_index import shards, weight_map
+from ..sources.state_dict_source import open_weights_only
 
 SAFETENSORS_INDEX = "model.safetensors.index.json"
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -23,7 +22,7 @@ def open_weights(folder: Path) -> tuple[Checkpoint, str]:
     if any(folder.glob("*.safetensors")):
         return open_safetensors(_safetensors(folder)).weights, ""
     paths = _pickles(folder)
-    checkpoint = joined(("", _weights_only(path)) for path in paths)
+    checkpoint = joined(("", open_weights_only(path)[0]) for path in paths)
     promised = weight_map(folder / PICKLE_INDEX) if (folder / PICKLE_INDEX).is_file() else {}
     if lost := [name for name in promised if name not in checkpoint]:
         raise SourceError(
@@ -50,17 +49,3 @@ def _pickles(folder: Path) -> list[Path]:
             return [folder / PICKLE]
         raise SourceError(f"expected {PICKLE} or {PICKLE_INDEX}", where=str(folder))
     return shards(index)
-
-
-def _weights_only(path: Path) -> Checkpoint:
-    found = identify(path)
-    if found.code:
-        named = f": {', '.join(found.globals[:8])}" if found.globals else ""
-        raise UnsafeSourceError(
-            f"{found.says}; it is code{named}",
-            where=str(path),
-            hint="Take the safetensors of this model, or save it once with model.save_pretrained(folder)",
-        )
-    if found.kind not in STATE_DICTS:
-        raise SourceError(f"expected weights, got {found.says}", where=str(path))
-    return open_checkpoint(path, found.kind)[0]

@@ -3,9 +3,3 @@
 `part_inputs.py` says for each class which tensors it takes, `text_encoder.py` wraps text encoders, and `open_part.py`
 joins a model with its weights.
 """
-
-from __future__ import annotations
-
-from .open_part import load_diffusers_part
-
-__all__ = ["load_diffusers_part"]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,17 @@ from torch import Tensor, nn
 from ...distribution import install
 from ...errors import NotUsableError, SourceError, UsageError
 from ...library_errors import quiet
+from ...named_inputs import NamedInputs
 from ...plan import Plan
-from ...regular_files import MAX_JSON, read_regular
+from ...regular_files import read_json
 from ...spec import Finding, TensorSpec
+from ...weights import Checkpoint, finite, num_bytes
 from ..checkpoint.transformers_key_mapping import convert_names
-from ..identification.identify import STATE_DICTS, identify
 from ..loaded_model import LoadedModel
 from ..sources.diffusers_pipeline import AUTOENCODER, DENOISERS, OPENED, TEXT_ENCODERS, diffusers_class
-from ..sources.exported_program import KeywordModule
-from ..sources.state_dict_source import open_checkpoint
+from ..sources.state_dict_source import open_weights_only
 from ..weight_loading.meta_model import build_on_meta, match_checkpoint
 from ..weight_loading.tied_weights import keep_apart
-from ..weights import Checkpoint, finite, num_bytes
 from .part_inputs import Part, part_of
 from .text_encoder import build_text_encoder, wrap_text_encoder
 
@@ -35,25 +33,16 @@ LARGEST_BATCH = 63  # from 64 on diffusers' upsampling takes another way, and a 
 OLD_NAMES = {".to_q.": ".query.", ".to_k.": ".key.", ".to_v.": ".value.", ".to_out.0.": ".proj_attn."}
 
 
-class PartModule(nn.Module):
+class PartModule(NamedInputs):
     """A model of diffusers, called by the names of its inputs."""
 
     def __init__(self, model: nn.Module, part: Part) -> None:
         super().__init__()
-        self.model = model
-        called = KeywordModule(_Call(model, part), (), tuple(spec.name for spec in part.inputs))
-        self.forward = called.forward
+        self.model, self.part = model, part
+        self.taking([spec.name for spec in part.inputs])
 
-
-class _Call(nn.Module):
-    """The call of a part; it owns no parameters, which `PartModule` has."""
-
-    def __init__(self, model: nn.Module, part: Part) -> None:
-        super().__init__()
-        self.run: Callable[..., Any] = lambda **inputs: part.call(model, inputs)
-
-    def forward(self, **inputs: Tensor) -> Any:
-        return self.run(**inputs)
+    def call(self, tensors: Mapping[str, Tensor]) -> Any:
+        return self.part.call(self.model, tensors)
 
 
 def load_diffusers_part(plan: Plan) -> LoadedModel:
@@ -64,7 +53,7 @@ def load_diffusers_part(plan: Plan) -> LoadedModel:
     folder = Path(plan.source)
     kind = _known_class(folder)
     _check_key(plan, kind)
-    config: dict[str, Any] = json.loads(read_regular(folder / "config.json", MAX_JSON))
+    config = read_json(folder / "config.json")
     text = kind in TEXT_ENCODERS
     _require("transformers" if text else "diffusers", kind)
     part = None if text else part_of(kind, config, plan.key)
@@ -94,8 +83,6 @@ def load_diffusers_part(plan: Plan) -> LoadedModel:
         module=module,
         checkpoint=finite(checkpoint, str(folder)),
         inputs=inputs,
-        samples={},
-        samples_from="",
         outputs=outputs,
         sizes=_sizes(plan, inputs, longest),
         renames=fit.renames,
@@ -162,10 +149,7 @@ def _reader(folder: Path) -> Checkpoint:
         raise SourceError(
             f"the folder has no {STEMS[0]}.safetensors", where=str(folder), hint="Download it whole"
         )
-    found = identify(path)
-    if found.code or found.kind not in STATE_DICTS:
-        raise SourceError(f"expected weights, got {found.says}", where=str(path))
-    return open_checkpoint(path, found.kind)[0]
+    return open_weights_only(path)[0]
 
 
 def _other_names(name: str) -> list[str]:

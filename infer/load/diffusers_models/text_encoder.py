@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ...spec import TensorSpec
 from ..heads.build import build as build_model
+from ..heads.wrappers import Headed
 
 
 class ClipTextEncoder(nn.Module):
@@ -27,19 +28,6 @@ class ClipTextEncoder(nn.Module):
             found.hidden_states[-2],
             found.pooler_output if projected is None else projected,
         )
-
-
-class T5TextEncoder(nn.Module):
-    """T5's encoder, `model`: its last hidden states."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Compute float [batch, seq, width] from int64 [batch, seq] twice."""
-        found: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        return found
 
 
 def build_text_encoder(kind: str, folder: Path) -> nn.Module:
@@ -61,6 +49,7 @@ def wrap_text_encoder(
     ids = TensorSpec("input_ids", "int64", ("batch", "seq"))
     if kind == "T5EncoderModel":
         mask = TensorSpec("attention_mask", "int64", ("batch", "seq"))
-        return T5TextEncoder(model).eval(), (ids, mask), ("last_hidden_state",)
+        hidden = ("last_hidden_state",)
+        return Headed(model, (ids.name, mask.name), hidden).eval(), (ids, mask), hidden
     outputs = ("last_hidden_state", "penultimate_hidden_state", "pooled")
     return ClipTextEncoder(model).eval(), (ids,), outputs

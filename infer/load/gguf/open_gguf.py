@@ -15,7 +15,7 @@ from ...distribution import install
 from ...errors import NotUsableError, SourceError
 from ...paths import OwnedFolder
 from ...spec import Finding
-from ..weights import Checkpoint
+from ...weights import Checkpoint
 from .header import GgufHeader, read_gguf_header
 from .model import architecture_of, model_settings, stored_tensors
 from .reader import open_tensors, shard_paths

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..weights import StoredCodes, Weight
-from ..weights.file_blocks import FileBlocks, FileExtent
+from ...weights import StoredCodes, Weight
+from ...weights.file_blocks import FileBlocks, FileExtent
 from .expert_stack import ExpertStack
 from .header import GgufTensor
 
@@ -65,9 +65,6 @@ def _renamed(stored: RenamedTensor, files: Mapping[Path, FileBlocks]) -> Weight:
 
     def rows(start: int, stop: int) -> Tensor:
         """Read rows `start:stop` of dimension 0; of a vector, its elements."""
-        stop = min(stop, shape[0])
-        if stop <= start:
-            return torch.empty((0, *shape[1:]), dtype=stored.dtype)
         if len(tensor.shape) == 1:
             values = decoded(0, 1).reshape(shape)[start:stop]
         elif stored.order is None:
@@ -99,9 +96,6 @@ def _stacked(stack: ExpertStack, files: Mapping[Path, FileBlocks]) -> Weight:
 
     def experts(start: int, stop: int) -> Tensor:
         """Read experts `start:stop` of a stack."""
-        stop = min(stop, stack.shape[0])
-        if stop <= start:
-            return torch.empty((0, *stack.shape[1:]), dtype=stack.dtype)
         parts = []
         for tensor in stack.parts:
             per = torch.Size(tensor.shape[1:-1]).numel()

@@ -18,7 +18,7 @@ from .table import (
     candidates,
     no_task,
 )
-from .tensors import ANY_TENSORS, TENSORS, tensor_inputs, tensors_finding, without_pooler, wrap_tensors
+from .tensors import ANY_TENSORS, TENSORS, TensorsModel, tensor_inputs, tensors_finding, without_pooler
 
 __all__ = [
     "ANY_TENSORS",
@@ -27,6 +27,7 @@ __all__ = [
     "PIXELS",
     "SOUND",
     "TENSORS",
+    "TensorsModel",
     "Head",
     "architecture",
     "attention_findings",
@@ -48,5 +49,4 @@ __all__ = [
     "whole_meta",
     "without_pooler",
     "wrap",
-    "wrap_tensors",
 ]

@@ -19,7 +19,7 @@ from ...errors import NotUsableError, SourceError
 from ...spec import Finding
 from ..model_patches.listed_children import with_live_lists
 from .image_decoders import encoder_decoder_class
-from .table import DUAL_TOWERS, EMBEDDINGS, MASK_SEGMENTERS, PRETRAINING, SERIES, SPANS, Head
+from .table import DUAL_TOWERS, EMBEDDINGS, MASK_SEGMENTERS, PRETRAINING, SEQ2SEQ, SERIES, SPANS, Head
 
 OTHER_MODALITIES = (
     *(
@@ -94,7 +94,7 @@ def _reads(found: Any, head: Head) -> bool:
     parameters = inspect.signature(found.forward).parameters
     takes = [name for name in parameters if name in OTHER_MODALITIES]
     if head.task in ("text-generation", DUAL_TOWERS.task):
-        several = head.auto == "AutoModelForSeq2SeqLM" and takes  # a source of text and of another kind
+        several = head.auto == SEQ2SEQ and takes  # a source of text and of another kind
         return head.reads in parameters and not several
     if head.reads == "input_ids":
         is_page = set(takes) in PAGES and head.outputs != ("embedding",)
@@ -142,7 +142,7 @@ def model_class(head: Head, name: str, settings: Any) -> Any:
     found = class_named(name, settings) if name.endswith(head.ending) else None
     if found is not None:
         return found
-    mapping = getattr(transformers, head.auto)._model_mapping
+    mapping = getattr(transformers, head.auto_class)._model_mapping
     if type(settings) not in mapping:
         return None
     found = mapping[type(settings)]

@@ -16,19 +16,7 @@ from ..hf_preprocessor import Preprocessor
 from ..sentence_transformers.sentence_folder import SentenceFolder
 from .dual_towers import tower_pair
 from .image_decoders import vision_config
-from .sound_wrappers import (
-    AudioEncoder,
-    AudioHead,
-    FeaturesEncoder,
-    FeaturesHead,
-    MaskedAudioEncoder,
-    MaskedAudioHead,
-    MaskedFeaturesEncoder,
-    MaskedFeaturesHead,
-    features_shape,
-    frame_width,
-    sound_size,
-)
+from .sound_wrappers import SoundVectors, features_shape, frame_width, sound_size
 from .table import (
     DUAL_TOWERS,
     FEATURES,
@@ -40,35 +28,20 @@ from .table import (
     SOUND,
     Head,
 )
-from .text import (
-    Decoder,
-    Encoder,
-    EncoderDecoder,
-    ImageDecoder,
-    ImageTextDecoder,
-    SoundDecoder,
-    has_token_types,
-    position_limit,
-)
+from .text import Decoder, Encoder, EncoderDecoder, has_token_types, position_limit
 from .wrappers import (
-    BoxTextHead,
-    ChoiceHead,
     DualTowers,
+    Headed,
     ImageEncoder,
-    ImageHead,
-    MaskedImageHead,
     MaskSegmenter,
+    OneChoice,
     PaddedTextEncoder,
-    PageHead,
-    PairChoiceHead,
-    PairTextHead,
-    SeriesHead,
     SourceClassifier,
     SourceHead,
-    TextHead,
     UnmaskedImageEncoder,
 )
 
+TEXT = ("input_ids", "attention_mask")
 SECONDS = (0.1, 30)  # of sound in one input
 RATE = 16000
 SMALLEST_FRAMES, LARGEST_FRAMES = 16, 3000  # of a spectrogram, up to 100 a second
@@ -83,68 +56,77 @@ def wrap(
     """Return the model with named tensors as inputs and outputs, in eval mode."""
     if head == DUAL_TOWERS:
         return DualTowers(model, pads=tower_pair(model.config).pads).eval()
-    if head.reads == PIXELS and head.task == "text-generation":
-        reads_both = getattr(model, "encode_source", None) is not None
-        return (ImageTextDecoder if reads_both else ImageDecoder)(model).eval()
-    if head.reads == PIXELS:
-        if head.task == "image-embedding":
-            return (UnmaskedImageEncoder if _takes(model, "noise") else ImageEncoder)(model).eval()
-        if head.ending in MASK_SEGMENTERS:
-            is_rescaled = head.ending.startswith("Mask2Former")
-            return MaskSegmenter(model, MASK_SIZE if is_rescaled else None).eval()
-        masked = _gives_mask(preprocessor) and _takes(model, "pixel_mask")
-        return (MaskedImageHead if masked else ImageHead)(model, head.outputs).eval()
+    if head.reads == PIXELS and head.task != "text-generation":
+        return _images(model, head, preprocessor).eval()
     if head.reads == SERIES:
-        return SeriesHead(model, head.outputs).eval()
+        return Headed(model, (SERIES,), head.outputs).eval()
     if head.reads in (SOUND, FEATURES) and head.task != "text-generation":
         return _sound(model, head).eval()
     if head.task == "text-generation":
-        if not getattr(model.config, "is_encoder_decoder", False):
+        if head.reads == "input_ids" and not getattr(model.config, "is_encoder_decoder", False):
             return Decoder(model).eval()
-        return (EncoderDecoder if head.reads == "input_ids" else SoundDecoder)(model).eval()
+        with_text = head.reads == PIXELS and getattr(model, "encode_source", None) is not None
+        return EncoderDecoder(model, (head.reads, *(["input_ids"] if with_text else []))).eval()
+    return _texts(model, head, sentence).eval()
+
+
+def _texts(model: nn.Module, head: Head, sentence: SentenceFolder) -> nn.Module:
+    pairs = (*TEXT, *(["token_type_ids"] if has_token_types(model) else []))
     if head == PADDED_TEXT:
-        return PaddedTextEncoder(model).eval()
+        return PaddedTextEncoder(model)
     if head.ending == "TextModelWithProjection":
-        return TextHead(model, ("text_embeds",)).eval()
+        return Headed(model, TEXT, ("text_embeds",))
     if head.ending.startswith("DPR"):
-        return (PairTextHead if has_token_types(model) else TextHead)(model, ("pooler_output",)).eval()
+        return Headed(model, pairs, ("pooler_output",))
     if _takes(model, "decoder_input_ids"):
         kind = SourceClassifier if head.task == "classification" else SourceHead
-        return kind(model, head.outputs).eval()
+        return kind(model, TEXT, head.outputs)
     if head.task == "multiple-choice":
-        return (PairChoiceHead if has_token_types(model) else ChoiceHead)(model, head.outputs).eval()
+        return OneChoice(model, pairs, head.outputs)
     if _takes(model, "bbox"):
-        return (PageHead if _takes(model, PIXELS) else BoxTextHead)(model, head.outputs).eval()
+        of_page = (*TEXT, "bbox", *([PIXELS] if _takes(model, PIXELS) else []))
+        return Headed(model, of_page, head.outputs)
     if head.task not in ("embedding", MULTI_VECTOR.task):
-        return (PairTextHead if has_token_types(model) else TextHead)(model, head.outputs).eval()
+        return Headed(model, pairs, head.outputs)
     # The pooler's output is not the embedding, and many checkpoints lack its weights.
     if getattr(model, "pooler", None) is not None:
         setattr(model, "pooler", nn.Identity())  # noqa: B010 - some models call it without a look
     if head == MULTI_VECTOR:
-        return Encoder(model, sentence.token_head(model.config)).eval()
-    return Encoder(model, sentence.head(), sparse=sentence.sparse).eval()
+        return Encoder(model, sentence.token_head(model.config))
+    return Encoder(model, sentence.head(), sparse=sentence.sparse)
+
+
+def _images(model: nn.Module, head: Head, preprocessor: Preprocessor | None) -> nn.Module:
+    if head.task == "image-embedding":
+        return (UnmaskedImageEncoder if _takes(model, "noise") else ImageEncoder)(model)
+    if head.ending in MASK_SEGMENTERS:
+        is_rescaled = head.ending.startswith("Mask2Former")
+        return MaskSegmenter(model, MASK_SIZE if is_rescaled else None)
+    masked = _gives_mask(preprocessor) and _takes(model, "pixel_mask")
+    return Headed(model, (PIXELS, *(["pixel_mask"] if masked else [])), head.outputs)
 
 
 def _sound(model: nn.Module, head: Head) -> nn.Module:
-    """Return the input specs of an audio model, with a padding mask where the model takes one."""
+    """Return an audio model, with a padding mask where the model takes one."""
     masked = _takes(model, "attention_mask") and head.ending != "ForXVector"  # which reads lengths out of it
     if head.reads == SOUND:
         masked = masked and getattr(model.config, "feat_extract_norm", "") == "layer"
+    names = (head.reads, *(["attention_mask"] if masked else []))
     if head.task == "audio-embedding":
-        encoders = (AudioEncoder, MaskedAudioEncoder, FeaturesEncoder, MaskedFeaturesEncoder)
-        return encoders[2 * (head.reads == FEATURES) + masked](model)
-    heads = (AudioHead, MaskedAudioHead, FeaturesHead, MaskedFeaturesHead)
-    return heads[2 * (head.reads == FEATURES) + masked](model, head.outputs)
+        return SoundVectors(model, names)
+    return Headed(model, names, head.outputs)
 
 
 def input_specs(wrapped: Any, preprocessor: Preprocessor | None) -> tuple[TensorSpec, ...]:
     """Return the specs of the wrapper's inputs."""
     config: Any = wrapped.model.config
+    names = tuple(inspect.signature(wrapped.forward).parameters)
+    generates = isinstance(wrapped, EncoderDecoder)
     images, texts = ("images", "texts") if isinstance(wrapped, DualTowers) else ("batch", "batch")
-    config = vision_config(config) if isinstance(wrapped, DualTowers | ImageDecoder) else config
+    config = vision_config(config) if PIXELS in names and (generates or images != texts) else config
     specs = []
     pictures = (int(config.num_frames),) if _is_video(wrapped) else ()  # of a video
-    for name in inspect.signature(wrapped.forward).parameters:
+    for name in names:
         if name in (PIXELS, "pixel_mask"):
             size = image_size(config, preprocessor)
             channels = (*pictures, num_channels(config)) if name == PIXELS else ()
@@ -155,11 +137,11 @@ def input_specs(wrapped: Any, preprocessor: Preprocessor | None) -> tuple[Tensor
             specs.append(TensorSpec(name, "float32", ("batch", *shape)))
         elif name == "bbox":
             specs.append(TensorSpec(name, "int64", (texts, "seq", 4)))
-        elif isinstance(wrapped, AudioHead | MaskedAudioHead | AudioEncoder | MaskedAudioEncoder):
+        elif SOUND in names:
             dtype = "float32" if name == SOUND else "int64"
             specs.append(TensorSpec(name, dtype, ("batch", *sound_size(config))))
-        elif isinstance(wrapped, FeaturesHead | MaskedFeaturesHead | FeaturesEncoder | MaskedFeaturesEncoder):
-            any_time = isinstance(wrapped, MaskedFeaturesHead | MaskedFeaturesEncoder)
+        elif FEATURES in names and not generates:
+            any_time = "attention_mask" in names
             sizes = features_shape(config, any_time=any_time, bands=frame_width(wrapped.model))
             dtype, sizes = ("float32", sizes) if name == FEATURES else ("int64", sizes[:1])
             specs.append(TensorSpec(name, dtype, ("batch", *sizes)))
@@ -167,7 +149,7 @@ def input_specs(wrapped: Any, preprocessor: Preprocessor | None) -> tuple[Tensor
             frames = 2 * int(config.max_source_positions)
             specs.append(TensorSpec(name, "float32", ("batch", int(config.num_mel_bins), frames)))
         else:
-            is_source = isinstance(wrapped, EncoderDecoder) and name == "input_ids"
+            is_source = generates and name == "input_ids"
             specs.append(TensorSpec(name, "int64", (texts, "source" if is_source else "seq")))
     return tuple(specs)
 

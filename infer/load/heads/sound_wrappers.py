@@ -1,99 +1,37 @@
-"""Wrappers of transformers' models of sound, by samples or by a spectrogram."""
+"""Models of sound of transformers: their vectors, and the sizes of the samples or the spectrogram that they read."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from .wrappers import Headed
+from ...named_inputs import NamedInputs
 
 
-class AudioHead(Headed):
-    """A model of sound with a head, such as a classifier or CTC."""
+class SoundVectors(NamedInputs):
+    """A model of sound, on its inputs `names`, that gives one vector: its own, or the mean of the frames that are no
+    padding, float [batch, dim].
+    """
 
-    def forward(self, input_values: Tensor) -> Any:
-        """Compute the outputs from float [batch, samples]."""
-        return self._named(input_values=input_values)
-
-
-class MaskedAudioHead(Headed):
-    """A model of sound that tells real samples from padding by their mask."""
-
-    def forward(self, input_values: Tensor, attention_mask: Tensor) -> Any:
-        """Compute the outputs from float [batch, samples] and int64 [batch, samples], 1 on real samples."""
-        return self._named(input_values=input_values, attention_mask=attention_mask)
-
-
-class FeaturesHead(Headed):
-    """A model of a spectrogram of a fixed time with a head, as Whisper's encoder has."""
-
-    def forward(self, input_features: Tensor) -> Any:
-        """Compute the outputs from float [batch, bands, frames]."""
-        return self._named(input_features=input_features)
-
-
-class MaskedFeaturesHead(Headed):
-    """A model of a spectrogram of any time that tells frames of sound from padding by their mask."""
-
-    def forward(self, input_features: Tensor, attention_mask: Tensor) -> Any:
-        """Compute the outputs from float [batch, frames, bands] and int64 [batch, frames], 1 on frames of sound."""
-        return self._named(input_features=input_features, attention_mask=attention_mask)
-
-
-class SoundVectors(nn.Module):
-    """Base of models that give one vector for a sound: their own, or the mean of the frames that are no padding."""
-
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
         self.model = model
+        self.taking(names)
 
-    def _vector(self, attention_mask: Tensor | None = None, **inputs: Tensor) -> Tensor:
-        masked = {} if attention_mask is None else {"attention_mask": attention_mask}
-        found: Any = self.model(**inputs, **masked)
+    def call(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        found: Any = self.model(**tensors)
         for name in ("embeddings", "audio_embeds"):
             if (own := getattr(found, name, None)) is not None:
                 return own  # type: ignore[no-any-return]
         hidden = found.last_hidden_state
-        if attention_mask is None:
+        if (real := tensors.get("attention_mask")) is None:
             return hidden.mean(1)  # type: ignore[no-any-return]
-        real = attention_mask
         if hidden.shape[1] != real.shape[1]:
-            real = self.model._get_feature_vector_attention_mask(hidden.shape[1], attention_mask)  # type: ignore[operator]
+            real = self.model._get_feature_vector_attention_mask(hidden.shape[1], real)  # type: ignore[operator]
         weight = real.to(hidden.dtype)[..., None]
         return (hidden * weight).sum(1) / weight.sum(1).clamp(min=1)  # type: ignore[no-any-return]
-
-
-class AudioEncoder(SoundVectors):
-    """A model of samples whose vector is the embedding."""
-
-    def forward(self, input_values: Tensor) -> Tensor:
-        """Compute embeddings: float [batch, samples] → float [batch, dim]."""
-        return self._vector(input_values=input_values)
-
-
-class MaskedAudioEncoder(SoundVectors):
-    """A model of samples that tells real ones from padding."""
-
-    def forward(self, input_values: Tensor, attention_mask: Tensor) -> Tensor:
-        """Compute embeddings: float and int64 [batch, samples] → float [batch, dim]."""
-        return self._vector(attention_mask, input_values=input_values)
-
-
-class FeaturesEncoder(SoundVectors):
-    """A model of a spectrogram of a fixed time, such as CLAP's tower of sound."""
-
-    def forward(self, input_features: Tensor) -> Tensor:
-        """Compute embeddings from float [batch, 1, frames, bands] → float [batch, dim]."""
-        return self._vector(input_features=input_features)
-
-
-class MaskedFeaturesEncoder(SoundVectors):
-    """A model of a spectrogram of any time whose vector is the embedding."""
-
-    def forward(self, input_features: Tensor, attention_mask: Tensor) -> Tensor:
-        """Compute embeddings: float [batch, frames, bands], int64 [batch, frames] → float [batch, dim]."""
-        return self._vector(attention_mask, input_features=input_features)
 
 
 def sound_size(config: Any) -> tuple[int | str, ...]:

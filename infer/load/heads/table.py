@@ -24,9 +24,15 @@ class Head:
 
     ending: str
     task: str
-    auto: str  # class of transformers that builds it where the architecture has no class of its own
     outputs: tuple[str, ...] = ("logits",)  # as transformers names them
     reads: str = "input_ids"
+    auto: str = (
+        ""  # class of transformers that builds it where the architecture has none, if not AutoModel + ending
+    )
+
+    @property
+    def auto_class(self) -> str:
+        return self.auto or f"AutoModel{self.ending}"
 
     @property
     def decodes_images(self) -> bool:
@@ -44,72 +50,64 @@ BOXES = ("logits", "pred_boxes")
 PRETRAINING = ("ForPreTraining", "ForMaskedImageModeling")
 DISCRIMINATORS = ("Electra", "Funnel")  # tell replaced tokens from others
 SPANS = ("start_logits", "end_logits")
+AUDIO = "AutoModelForAudioClassification"
 HEADS = (
-    Head("ForCausalLM", "text-generation", "AutoModelForCausalLM"),
-    Head("LMHeadModel", "text-generation", "AutoModelForCausalLM"),
-    Head("ForSequenceClassification", "classification", "AutoModelForSequenceClassification"),
-    Head("ForTokenClassification", "token-classification", "AutoModelForTokenClassification"),
-    Head("ForQuestionAnswering", "question-answering", "AutoModelForQuestionAnswering", SPANS),
-    Head("ForMaskedLM", "fill-mask", "AutoModelForMaskedLM"),
-    Head("ForMultipleChoice", "multiple-choice", "AutoModelForMultipleChoice"),
-    Head("ForNextSentencePrediction", "classification", "AutoModelForNextSentencePrediction"),
-    Head("ForImageClassification", "image-classification", "AutoModelForImageClassification", reads=PIXELS),
+    Head("ForCausalLM", "text-generation"),
+    Head("LMHeadModel", "text-generation", auto="AutoModelForCausalLM"),
+    Head("ForSequenceClassification", "classification"),
+    Head("ForTokenClassification", "token-classification"),
+    Head("ForQuestionAnswering", "question-answering", SPANS),
+    Head("ForMaskedLM", "fill-mask"),
+    Head("ForMultipleChoice", "multiple-choice"),
+    Head("ForNextSentencePrediction", "classification"),
+    Head("ForImageClassification", "image-classification", reads=PIXELS),
     Head(
         "ForImageClassificationWithTeacher",
         "image-classification",
-        "AutoModelForImageClassification",
         reads=PIXELS,
+        auto="AutoModelForImageClassification",
     ),
-    Head("ForSemanticSegmentation", "image-segmentation", "AutoModelForSemanticSegmentation", reads=PIXELS),
-    Head("ForObjectDetection", "object-detection", "AutoModelForObjectDetection", BOXES, PIXELS),
-    Head("ForSequenceClassification", "audio-classification", "AutoModelForAudioClassification", reads=SOUND),
-    Head("ForAudioClassification", "audio-classification", "AutoModelForAudioClassification", reads=SOUND),
+    Head("ForSemanticSegmentation", "image-segmentation", reads=PIXELS),
+    Head("ForObjectDetection", "object-detection", BOXES, PIXELS),
+    Head("ForSequenceClassification", "audio-classification", reads=SOUND, auto=AUDIO),
+    Head("ForAudioClassification", "audio-classification", reads=SOUND),
     # Towers of CLIP and its kin.
-    Head("TextModelWithProjection", "embedding", "AutoModel", ("embedding",)),
-    Head("VisionModelWithProjection", "image-embedding", "AutoModel", ("embedding",), PIXELS),
-    Head("ForCTC", "automatic-speech-recognition", "AutoModelForCTC", reads=SOUND),
+    Head("TextModelWithProjection", "embedding", ("embedding",), auto="AutoModel"),
+    Head("VisionModelWithProjection", "image-embedding", ("embedding",), PIXELS, "AutoModel"),
+    Head("ForCTC", "automatic-speech-recognition", reads=SOUND),
     # Models of a spectrogram, which their feature extractor computes.
-    Head(
-        "ForSequenceClassification", "audio-classification", "AutoModelForAudioClassification", reads=FEATURES
-    ),
-    Head("ForAudioClassification", "audio-classification", "AutoModelForAudioClassification", reads=FEATURES),
-    Head("ForCTC", "automatic-speech-recognition", "AutoModelForCTC", reads=FEATURES),
-    Head(
-        "ForDepthEstimation", "depth-estimation", "AutoModelForDepthEstimation", ("predicted_depth",), PIXELS
-    ),
-    Head("ForVideoClassification", "video-classification", "AutoModelForVideoClassification", reads=PIXELS),
+    Head("ForSequenceClassification", "audio-classification", reads=FEATURES, auto=AUDIO),
+    Head("ForAudioClassification", "audio-classification", reads=FEATURES),
+    Head("ForCTC", "automatic-speech-recognition", reads=FEATURES),
+    Head("ForDepthEstimation", "depth-estimation", ("predicted_depth",), PIXELS),
+    Head("ForVideoClassification", "video-classification", reads=PIXELS),
     # Masks with classes, of which the class of each pixel is made.
     *(
-        Head(ending, "image-segmentation", "AutoModelForUniversalSegmentation", reads=PIXELS)
+        Head(ending, "image-segmentation", reads=PIXELS, auto="AutoModelForUniversalSegmentation")
         for ending in MASK_SEGMENTERS
     ),
     Head(
-        "ForImageSuperResolution", "image-to-image", "AutoModelForImageToImage", ("reconstruction",), PIXELS
+        "ForImageSuperResolution", "image-to-image", ("reconstruction",), PIXELS, "AutoModelForImageToImage"
     ),
-    Head("ForXVector", "audio-embedding", "AutoModelForAudioXVector", ("embedding",), SOUND),
-    Head("ForXVector", "audio-embedding", "AutoModelForAudioXVector", ("embedding",), FEATURES),
-    Head("AudioModelWithProjection", "audio-embedding", "AutoModel", ("embedding",), FEATURES),
-    Head(
-        "ForAudioFrameClassification",
-        "audio-frame-classification",
-        "AutoModelForAudioFrameClassification",
-        reads=SOUND,
-    ),
-    Head("ForPrediction", "time-series-forecasting", "AutoModel", ("prediction_outputs",), SERIES),
+    Head("ForXVector", "audio-embedding", ("embedding",), SOUND, "AutoModelForAudioXVector"),
+    Head("ForXVector", "audio-embedding", ("embedding",), FEATURES, "AutoModelForAudioXVector"),
+    Head("AudioModelWithProjection", "audio-embedding", ("embedding",), FEATURES, "AutoModel"),
+    Head("ForAudioFrameClassification", "audio-frame-classification", reads=SOUND),
+    Head("ForPrediction", "time-series-forecasting", ("prediction_outputs",), SERIES, "AutoModel"),
     Head(
         "ForTimeSeriesClassification",
         "time-series-classification",
-        "AutoModel",
         ("prediction_outputs",),
         SERIES,
+        "AutoModel",
     ),
-    Head("ForClassification", "time-series-classification", "AutoModel", ("prediction_logits",), SERIES),
-    Head("ForRegression", "time-series-regression", "AutoModel", ("regression_outputs",), SERIES),
+    Head("ForClassification", "time-series-classification", ("prediction_logits",), SERIES, "AutoModel"),
+    Head("ForRegression", "time-series-regression", ("regression_outputs",), SERIES, "AutoModel"),
     # Dense passage retrieval: the pooled output is the embedding.
-    Head("DPRQuestionEncoder", "embedding", "AutoModel", ("embedding",)),
-    Head("DPRContextEncoder", "embedding", "AutoModel", ("embedding",)),
+    Head("DPRQuestionEncoder", "embedding", ("embedding",), auto="AutoModel"),
+    Head("DPRContextEncoder", "embedding", ("embedding",), auto="AutoModel"),
 )
-_SEQ2SEQ = "AutoModelForSeq2SeqLM"
+SEQ2SEQ = "AutoModelForSeq2SeqLM"
 # Heads of encoder-decoders that run once and generate nothing.
 RUN_ONCE = (
     "ForSequenceClassification",
@@ -119,26 +117,26 @@ RUN_ONCE = (
     "EncoderModel",  # the encoder alone, as text encoders of image generators and sentence embedders have it
 )
 ENCODER_DECODERS = (
-    Head("ForConditionalGeneration", "text-generation", _SEQ2SEQ),
-    Head("MTModel", "text-generation", _SEQ2SEQ),
-    Head("T5WithLMHeadModel", "text-generation", _SEQ2SEQ),  # as early checkpoints of T5 name it
+    Head("ForConditionalGeneration", "text-generation", auto=SEQ2SEQ),
+    Head("MTModel", "text-generation", auto=SEQ2SEQ),
+    Head("T5WithLMHeadModel", "text-generation", auto=SEQ2SEQ),  # as early checkpoints of T5 name it
 )
 SPEECH = Head(
-    "WhisperForConditionalGeneration", "text-generation", "AutoModelForSpeechSeq2Seq", reads=FEATURES
+    "WhisperForConditionalGeneration", "text-generation", reads=FEATURES, auto="AutoModelForSpeechSeq2Seq"
 )
-SPARSE_EMBEDDING = Head("ForMaskedLM", "embedding", "AutoModelForMaskedLM", ("embedding",))
+SPARSE_EMBEDDING = Head("ForMaskedLM", "embedding", ("embedding",))
 EMBEDDINGS = (
-    Head("Model", "embedding", "AutoModel", ("embedding",)),
-    Head("Model", "image-embedding", "AutoModel", ("embedding",), PIXELS),
-    Head("Model", "audio-embedding", "AutoModel", ("embedding",), SOUND),
-    Head("Model", "audio-embedding", "AutoModel", ("embedding",), FEATURES),
+    Head("Model", "embedding", ("embedding",), auto="AutoModel"),
+    Head("Model", "image-embedding", ("embedding",), PIXELS, "AutoModel"),
+    Head("Model", "audio-embedding", ("embedding",), SOUND, "AutoModel"),
+    Head("Model", "audio-embedding", ("embedding",), FEATURES, "AutoModel"),
 )
 # Late interaction: a vector for each token.
-MULTI_VECTOR = Head("Model", MULTI_VECTOR_TASK, "AutoModel", ("token_embeddings",))
+MULTI_VECTOR = Head("Model", MULTI_VECTOR_TASK, ("token_embeddings",), auto="AutoModel")
 # CLIP and its kin as a whole: every image is compared with every text.
-DUAL_TOWERS = Head("Model", ZERO_SHOT_IMAGES, "AutoModel", ("logits", "image_embeds", "text_embeds"), PIXELS)
+DUAL_TOWERS = Head("Model", ZERO_SHOT_IMAGES, ("logits", "image_embeds", "text_embeds"), PIXELS, "AutoModel")
 # SigLIP's text tower: its pooled output is what images are compared with.
-PADDED_TEXT = Head("SiglipTextModel", "embedding", "AutoModel", ("embedding",))
+PADDED_TEXT = Head("SiglipTextModel", "embedding", ("embedding",), auto="AutoModel")
 
 
 def architecture(config: Mapping[str, Any]) -> str:
@@ -161,7 +159,7 @@ def candidates(config: Mapping[str, Any], folder: Path, sentence: SentenceFolder
     if sentence.task == "embedding":
         return (SPARSE_EMBEDDING if sentence.sparse else EMBEDDINGS[0],)
     if name in families.known().image_decoders:
-        return (Head(name, "text-generation", "AutoModelForImageTextToText", reads=PIXELS),)
+        return (Head(name, "text-generation", reads=PIXELS, auto="AutoModelForImageTextToText"),)
     if refusal := _refusal(name, folder):
         raise refusal
     # DETR's decoder reads queries of its own, BART's of a classifier the source: nothing is generated.

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from ...errors import SourceError, UsageError
+from ...named_inputs import NamedInputs
 from ...plan import Plan
 from ...spec import Finding, TensorSpec
 from .build import OTHER_MODALITIES
 from .inputs import image_size, num_channels
 from .table import FEATURES, PIXELS, SOUND, Head
 
-TENSORS = Head("", "tensors", "AutoModel", ())  # of inputs that --input names
-ANY_TENSORS = Head("", "tensors", "AutoModel", (), "")  # or of those that follow from the configuration
+TENSORS = Head("", "tensors", (), auto="AutoModel")  # of inputs that --input names
+ANY_TENSORS = Head("", "tensors", (), "", "AutoModel")  # or of those that follow from the configuration
 MASK, DECODER_IDS = "attention_mask", "decoder_input_ids"
 # Sizes of the tensors that models of transformers take; others have to be looked up.
 SHAPES = {
@@ -35,37 +36,22 @@ SHAPES = {
 MAIN = (PIXELS, "pixel_values_videos", SOUND, FEATURES, "input_ids", "past_values")
 
 
-class TensorsModel(nn.Module):
-    """A model of transformers, `model`, as a function of named tensors that returns a dict of tensors.
+class TensorsModel(NamedInputs):
+    """A model of transformers, `model`, as a function of the tensors `names` that returns a dict of tensors.
 
     Caches, attention maps and states of layers, which are tuples or objects, are left out.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
         self.model = model
+        self.taking(names)
 
-    def _run(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def call(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found: Any = self.model(**tensors)
-        named = found.items() if hasattr(found, "items") else enumerate(_listed(found))
+        listed = found if isinstance(found, list | tuple) else (found,)
+        named = found.items() if hasattr(found, "items") else enumerate(listed)
         return {str(name): value for name, value in named if isinstance(value, Tensor)}
-
-
-def _listed(found: Any) -> Sequence[Any]:
-    return found if isinstance(found, list | tuple) else (found,)
-
-
-def wrap_tensors(model: nn.Module, names: Sequence[str]) -> nn.Module:
-    """Return the model as a function of the inputs `names`, in eval mode."""
-
-    def forward(self: Any, *values: Tensor, **tensors: Tensor) -> dict[str, Tensor]:
-        return self._run({**dict(zip(names, values, strict=False)), **tensors})  # type: ignore[no-any-return]
-
-    # The exporter reads the names of the inputs from the signature.
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    parameters = [inspect.Parameter(name, kind) for name in ("self", *names)]
-    forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return type("TensorsModel", (TensorsModel,), {"forward": forward})(model).eval()  # type: ignore[no-any-return]
 
 
 def without_pooler(model: nn.Module, stored: Iterable[str]) -> list[Finding]:

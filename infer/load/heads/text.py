@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ...named_inputs import NamedInputs
+from ...spec import DECODER_IDS
 from ..sentence_transformers.pooling_layers import EmbeddingHead, TokenHead
 
 
@@ -30,49 +33,21 @@ class Decoder(nn.Module):
         return self.model(input_ids=input_ids, attention_mask=mask, use_cache=False).logits
 
 
-class EncoderDecoder(nn.Module):
-    """An encoder and a decoder that reads its output, without padding: logits of the tokens given to the decoder."""
+class EncoderDecoder(NamedInputs):
+    """An encoder and a decoder that reads its output, without padding: logits of the tokens given to the decoder.
 
-    def __init__(self, model: nn.Module) -> None:
+    `source`: names of what the encoder reads: token ids int64 [batch, source], a spectrogram float32 [batch, bands,
+    frames], pixels float32 [batch, C, H, W], or pixels and token ids. Logits are float [batch, seq, vocab].
+    """
+
+    def __init__(self, model: nn.Module, source: Sequence[str]) -> None:
         super().__init__()
         self.model = model
+        self.taking((*source, DECODER_IDS))
 
-    def forward(self, input_ids: Tensor, decoder_input_ids: Tensor) -> Tensor:
-        """Compute logits: int64 [batch, source], [batch, seq] → float [batch, seq, vocab]."""
-        return self.model(input_ids=input_ids, decoder_input_ids=decoder_input_ids, use_cache=False).logits
-
-
-class SoundDecoder(EncoderDecoder):
-    """Speech-to-text model: an encoder of sound and a decoder of text."""
-
-    def forward(self, input_features: Tensor, decoder_input_ids: Tensor) -> Tensor:  # type: ignore[override]
-        """Compute logits: float32 [batch, bands, frames], int64 [batch, seq] → float [batch, seq, vocab]."""
-        out = self.model(input_features=input_features, decoder_input_ids=decoder_input_ids, use_cache=False)
-        return out.logits
-
-
-class ImageDecoder(EncoderDecoder):
-    """Model of text about an image: an encoder of images and a decoder of text."""
-
-    def forward(self, pixel_values: Tensor, decoder_input_ids: Tensor) -> Tensor:  # type: ignore[override]
-        """Compute logits: float32 [batch, C, H, W], int64 [batch, seq] → float [batch, seq, vocab]."""
-        out = self.model(pixel_values=pixel_values, decoder_input_ids=decoder_input_ids, use_cache=False)
-        return out.logits
-
-
-class ImageTextDecoder(ImageDecoder):
-    """Model that answers a text about an image: an encoder of both together and a decoder of text."""
-
-    def forward(  # type: ignore[override]
-        self, pixel_values: Tensor, input_ids: Tensor, decoder_input_ids: Tensor
-    ) -> Tensor:
-        """Compute logits: float32 [batch, C, H, W], int64 [batch, source], [batch, seq] → [batch, seq, vocab]."""
-        return self.model(  # type: ignore[no-any-return]
-            pixel_values=pixel_values,
-            input_ids=input_ids,
-            decoder_input_ids=decoder_input_ids,
-            use_cache=False,
-        ).logits
+    def call(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        found: Tensor = self.model(**tensors, use_cache=False).logits
+        return found
 
 
 class Encoder(nn.Module):

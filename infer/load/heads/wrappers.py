@@ -2,52 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...named_inputs import NamedInputs
+from ...spec import DECODER_IDS
 from .text import without_cache
 
 
-class Headed(nn.Module):
-    """A model of transformers, `model`, whose `outputs` are returned in that order; one alone as a tensor."""
+class Headed(NamedInputs):
+    """A model of transformers, `model`, on its inputs `names`: `outputs` in that order; one alone as a tensor.
 
-    def __init__(self, model: nn.Module, outputs: tuple[str, ...] = ("logits",)) -> None:
+    A classifier over a decoder runs without its KV cache.
+    """
+
+    def __init__(
+        self, model: nn.Module, names: Sequence[str], outputs: tuple[str, ...] = ("logits",)
+    ) -> None:
         super().__init__()
         self.model, self.outputs = without_cache(model), outputs
+        self.taking(names)
 
-    def _named(self, **inputs: Tensor) -> Any:
-        found = self.model(**inputs)
+    def call(self, tensors: Mapping[str, Tensor]) -> Any:
+        found = self.model(**tensors)
         values = tuple(getattr(found, name) for name in self.outputs)
         return values if len(values) > 1 else values[0]
-
-
-class TextHead(Headed):
-    """A text model with a head, such as a classifier; one over a decoder runs without its KV cache."""
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Any:
-        """Compute the outputs from int64 [batch, seq] twice."""
-        return self._named(input_ids=input_ids, attention_mask=attention_mask)
-
-
-class PairTextHead(Headed):
-    """A text model with a head that tells the first text of a pair from the second by their token types."""
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> Any:
-        """Compute the outputs from int64 [batch, seq] three times."""
-        named = {"attention_mask": attention_mask, "token_type_ids": token_type_ids}
-        return self._named(input_ids=input_ids, **named)
 
 
 class SourceHead(Headed):
     """A head over an encoder-decoder (BART, T5) that runs once: its decoder reads the source, shifted by one place."""
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Any:
-        """Compute the outputs from int64 [batch, seq] twice."""
-        shifted = self._shifted(input_ids)
-        return self._named(input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=shifted)
+    def call(self, tensors: Mapping[str, Tensor]) -> Any:
+        return super().call({**tensors, DECODER_IDS: self._shifted(tensors["input_ids"])})
 
     def _shifted(self, input_ids: Tensor) -> Tensor:
         """Return the decoder's tokens as transformers makes them, without a slice whose size has a lower bound."""
@@ -60,17 +50,16 @@ class SourceHead(Headed):
 
 
 class SourceClassifier(SourceHead):
-    """Classifier over an encoder-decoder: the decoder's state at the last end token decides."""
+    """Classifier over an encoder-decoder: the decoder's state at the last end token decides.
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Compute logits: int64 [batch, seq] twice → float [batch, labels].
+    A row without an end token, which transformers refuses, is decided by its last token.
+    """
 
-        A row without an end token, which transformers refuses, is decided by its last token.
-        """
+    def call(self, tensors: Mapping[str, Tensor]) -> Tensor:
         model: Any = self.model
-        hidden = model.base_model(
-            input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=self._shifted(input_ids)
-        ).last_hidden_state
+        input_ids, attention_mask = tensors["input_ids"], tensors["attention_mask"]
+        shifted = {DECODER_IDS: self._shifted(input_ids)}
+        hidden = model.base_model(**tensors, **shifted).last_hidden_state
         place = torch.arange(input_ids.shape[1], device=input_ids.device)
         last = place.where(attention_mask != 0, 0).amax(1)
         end = place.where(input_ids == int(model.config.eos_token_id), -1).amax(1)
@@ -79,37 +68,14 @@ class SourceClassifier(SourceHead):
         return found
 
 
-class BoxTextHead(Headed):
-    """A text model with the position of each token on its page (LayoutLM)."""
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, bbox: Tensor) -> Any:
-        """Compute the outputs from int64 [batch, seq] twice, and corners 0..1000 as int64 [batch, seq, 4]."""
-        return self._named(input_ids=input_ids, attention_mask=attention_mask, bbox=bbox)
-
-
-class PageHead(Headed):
-    """A text model with the position of each token on its page, and the image of the page (LayoutLMv3)."""
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, bbox: Tensor, pixel_values: Tensor) -> Any:
-        """Compute the outputs from the inputs of `BoxTextHead` and the page, float [batch, C, H, W]."""
-        named = {"attention_mask": attention_mask, "bbox": bbox, "pixel_values": pixel_values}
-        return self._named(input_ids=input_ids, **named)
-
-
 class OneChoice(Headed):
-    """A multiple choice model with one row for each choice of a question: questions may have any number of them."""
+    """A multiple choice model with one row for each choice of a question: questions may have any number of them.
 
-    def _named(self, **inputs: Tensor) -> Any:
-        """Return logits [batch, 1] of inputs [batch, seq], each row the only choice of its question."""
-        return super()._named(**{name: value[:, None] for name, value in inputs.items()})
+    Logits are [batch, 1] of inputs [batch, seq], each row the only choice of its question.
+    """
 
-
-class ChoiceHead(OneChoice, TextHead):
-    """A multiple choice model without token types."""
-
-
-class PairChoiceHead(OneChoice, PairTextHead):
-    """A multiple choice model that tells the question from the choice by their token types."""
+    def call(self, tensors: Mapping[str, Tensor]) -> Any:
+        return super().call({name: value[:, None] for name, value in tensors.items()})
 
 
 class PaddedTextEncoder(nn.Module):
@@ -156,22 +122,6 @@ class DualTowers(nn.Module):
             texts = {"input_ids": _padded(input_ids, attention_mask, self.longest, self.pad)}
         found = self.model(pixel_values=pixel_values, **texts)
         return found.logits_per_image, found.image_embeds, found.text_embeds
-
-
-class ImageHead(Headed):
-    """An image model with a head, such as a classifier, or a segmenter."""
-
-    def forward(self, pixel_values: Tensor) -> Any:
-        """Compute the outputs from float [batch, C, H, W]."""
-        return self._named(pixel_values=pixel_values)
-
-
-class MaskedImageHead(Headed):
-    """An image model over images of several sizes in one batch, padded on the right and below."""
-
-    def forward(self, pixel_values: Tensor, pixel_mask: Tensor) -> Any:
-        """Compute the outputs from float [batch, C, H, W] and int64 [batch, H, W], 1 on real pixels."""
-        return self._named(pixel_values=pixel_values, pixel_mask=pixel_mask)
 
 
 class ImageEncoder(nn.Module):
@@ -224,11 +174,3 @@ class MaskSegmenter(nn.Module):
             masks = F.interpolate(masks, size=self.size, mode="bilinear", align_corners=False)
         classes = found.class_queries_logits.softmax(-1)[..., :-1]
         return torch.einsum("bqc,bqhw->bchw", classes, masks.sigmoid())
-
-
-class SeriesHead(Headed):
-    """A model of a time series of fixed length, such as a forecast."""
-
-    def forward(self, past_values: Tensor) -> Any:
-        """Compute the outputs from float [batch, time, channels]."""
-        return self._named(past_values=past_values)

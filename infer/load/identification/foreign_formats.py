@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import IO
 
 from ...errors import SourceError, UsageError
+from ...weights.pickle_scan import globals_of
+from ...weights.safetensors_file import has_header
+from ...weights.torch_zip import zip_names
 from ..sentence_transformers.modules_json import transformer_folder
 from ..sources.diffusers_pipeline import describe_pipeline
-from ..weights.pickle_scan import globals_of
-from ..weights.safetensors_file import has_header
-from ..weights.torch_zip import zip_names
 from .foreign_signatures import (
     ADAPTER,
     AOTI,

@@ -7,12 +7,12 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...errors import SourceError
+from ...errors import SourceError, UnsafeSourceError
 from ...hub import missing_hint
 from ...regular_files import MAX_JSON, is_there, read_regular
-from ..weights.pickle_scan import MAX_PICKLE, code_among, globals_of
-from ..weights.safetensors_file import has_header, read_header
-from ..weights.torch_zip import TorchZip, zip_names
+from ...weights.pickle_scan import MAX_PICKLE, code_among, globals_of
+from ...weights.safetensors_file import has_header, read_header
+from ...weights.torch_zip import TorchZip, zip_names
 from .source_names import PICKLED_WEIGHTS, is_library_name, is_user_module
 
 STATE_DICTS = ("state-dict", "legacy-state-dict", "safetensors", "npz")
@@ -41,6 +41,11 @@ class Identified:
     code: bool = False
     globals: tuple[str, ...] = ()
     file: Path | None = None
+
+    def refused(self, where: str, hint: str) -> UnsafeSourceError:
+        """Return the error that it is code, by the names that a pickle refers to."""
+        named = f": {', '.join(self.globals[:8])}" if self.globals else ""
+        return UnsafeSourceError(f"{self.says}; it is code{named}", where=where, hint=hint)
 
 
 def identify(path: Path) -> Identified:
@@ -129,7 +134,7 @@ def _file(path: Path, head: bytes) -> Identified | None:
     if head[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
         return _zip(path)
     if head[:4] == b"GGUF":
-        from ..gguf import describe_gguf
+        from ..gguf.open_gguf import describe_gguf
 
         return Identified("gguf", describe_gguf(path))
     if head[:1] == b"\x80":

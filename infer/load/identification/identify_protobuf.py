@@ -20,30 +20,21 @@ MAX_FIELDS = 100_000
 
 def looks_like_onnx(path: Path) -> bool:
     """Return true for a complete ModelProto; raise `SourceError` for a truncated one."""
-    size = path.stat().st_size
-    seen: set[int] = set()
-    with path.open("rb") as file:
-        for _ in range(MAX_FIELDS):
-            if file.tell() == size:
-                break
-            tag = _varint(file)
-            if tag is None or FIELDS.get(tag >> 3) != tag & 7:
-                return False
-            seen.add(tag >> 3)
-            value = _varint(file)
-            if value is None:
-                return False
-            if tag & 7 == 2:
-                end = file.tell() + value
-                if end > size:
-                    return _cut(path, seen, end, size)
-                file.seek(end)
-    return {IR_VERSION, GRAPH} <= seen
+    size, seen, end = path.stat().st_size, set[int](), 0
+    for field, kind, end in _fields(path):
+        if FIELDS.get(field) != kind:
+            return False
+        seen.add(field)
+        if end > size:
+            return _cut(path, seen, end, size)
+    return end == size and {IR_VERSION, GRAPH} <= seen
 
 
 def foreign_protobuf(path: Path) -> tuple[str, str] | None:
     """Recognise a Core ML, TensorFlow or Caffe model by its outermost fields; return (name, hint) or None."""
-    kinds = dict(_fields(path))
+    fields = list(_fields(path))
+    whole = bool(fields) and fields[-1][2] == path.stat().st_size
+    kinds = {field: kind for field, kind, _ in fields} if whole else {}
     if kinds.get(1) == VARINT and kinds.get(2) == BYTES and any(f in CORE_ML_MODEL for f in kinds):
         return "a Core ML model (.mlmodel)", "Give the PyTorch model it was converted from"
     if kinds == {1: VARINT, 2: BYTES}:
@@ -55,28 +46,22 @@ def foreign_protobuf(path: Path) -> tuple[str, str] | None:
     return None
 
 
-def _fields(path: Path) -> Iterator[tuple[int, int]]:
-    """Return field number and wire type of each outermost field; empty for anything but a whole message."""
-    size, fields = path.stat().st_size, list[tuple[int, int]]()
+def _fields(path: Path) -> Iterator[tuple[int, int, int]]:
+    """Yield field number, wire type and end of each outermost field, up to one that is none or ends behind the file."""
+    size = path.stat().st_size
     with path.open("rb") as file:
         for _ in range(MAX_FIELDS):
-            if file.tell() == size:
-                yield from fields
-                return
             tag = _varint(file)
             if tag is None or tag >> 3 == 0 or tag & 7 not in (VARINT, BYTES, *FIXED):
                 return
-            fields.append((tag >> 3, tag & 7))
-            if tag & 7 in FIXED:
-                file.seek(FIXED[tag & 7], 1)
-            elif (value := _varint(file)) is None:
+            length = FIXED.get(tag & 7) or _varint(file)
+            if length is None:
                 return
-            elif tag & 7 == BYTES:
-                if value > size:  # beyond what a file can be asked for
-                    return
-                file.seek(value, 1)
-            if file.tell() > size:
+            end = file.tell() + (0 if tag & 7 == VARINT else length)
+            yield tag >> 3, tag & 7, end
+            if end > size:
                 return
+            file.seek(end)
 
 
 def _first_is_a_node(path: Path) -> bool:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 from ...errors import SourceError
 from ...hub.choose_files import EXPORTS
-from ...regular_files import MAX_JSON, read_regular
+from ...regular_files import read_json
 
 # Of a config.json of transformers, timm and diffusers; others use that name for settings of their own.
 MODEL_KEYS = frozenset(("model_type", "architectures", "architecture", "_class_name"))
@@ -48,10 +47,9 @@ def _describes_model(folder: Path) -> bool:
     if not config.is_file():
         return False
     try:
-        settings = json.loads(read_regular(config, MAX_JSON))
-    except (SourceError, ValueError, RecursionError):
+        return not MODEL_KEYS.isdisjoint(read_json(config))
+    except SourceError:
         return False
-    return isinstance(settings, dict) and not MODEL_KEYS.isdisjoint(settings)
 
 
 def folder_hint(path: Path) -> str:

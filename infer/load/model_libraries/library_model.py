@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from ...distribution import install
 from ...errors import NotUsableError, UsageError
-from ...library_errors import describe
+from ...library_errors import describe, first_sentence
 from ...plan import Plan
 from ...preprocess.image import ImagePreprocessor
 from ...spec import TensorSpec
-from ..weights import Checkpoint
+from ...weights import Checkpoint
+from ..made_up_images import LARGEST_DIFFERENCE, largest_difference, made_up_images
 
 INPUT = "pixel_values"  # as ImagePreprocessor names it
 FILTERS = {
@@ -90,6 +91,22 @@ def unknown_model(library: str, name: str, known: Iterable[str]) -> UsageError:
         f"{library} has no model named {name!r}",
         hint=f"{guess}{library}'s list_models() returns all names",
     )
+
+
+def same_pixels(
+    steps: ImagePreprocessor, transform: Callable[[Any], Any], about: str
+) -> tuple[ImagePreprocessor | None, str]:
+    """Return the steps if they give the values of a library's transform on two images; else None and why."""
+    try:
+        worst = max(
+            largest_difference({INPUT: transform(image)}, {INPUT: steps.row(image)})
+            for image in made_up_images(steps.channels)
+        )
+    except (TypeError, ValueError, AttributeError, ImportError) as error:
+        return None, f"the transform of {about} can't be used: {first_sentence(error)}"
+    if worst > LARGEST_DIFFERENCE:
+        return None, f"the transform of {about} does something that infer does not"
+    return steps, f"{about}; on two made-up images it gives the same values"
 
 
 def input_size(plan: Plan, model: LibraryModel) -> TensorSpec:

@@ -11,18 +11,17 @@ import msgspec
 import torch
 from torch import nn
 
-from ...errors import SourceError, UnsafeSourceError, UsageError
+from ...errors import UsageError
 from ...plan import Plan
 from ...spec import Finding
+from ...weights import Checkpoint, finite, num_bytes
 from ..checkpoint.checkpoint_names import fit_names
 from ..checkpoint.weight_files import open_weights
 from ..hf_preprocessor import preprocessing_finding
-from ..identification.identify import STATE_DICTS, identify
 from ..identification.source_names import LIBRARY_NAME
 from ..loaded_model import LoadedModel
-from ..sources.state_dict_source import describe, open_checkpoint
+from ..sources.state_dict_source import describe, open_weights_only
 from ..weight_loading.meta_model import build_on_meta
-from ..weights import Checkpoint, finite, num_bytes
 from .library_model import LibraryImageModel, LibraryModel, classes_in, input_size
 from .timm_models import timm_folder, timm_model
 from .torchvision_models import torchvision_model
@@ -47,15 +46,8 @@ def load_library_model(plan: Plan, name: str, weights: str | None) -> LoadedMode
         )
     if weights == RANDOM:
         return _random(plan, model)
-    found = identify(Path(weights))
-    if found.code:
-        named = f": {', '.join(found.globals[:8])}" if found.globals else ""
-        raise UnsafeSourceError(
-            f"{found.says}; it is code{named}", where=weights, hint="Save model.state_dict() on its own"
-        )
-    if found.kind not in STATE_DICTS:
-        raise SourceError(f"expected a checkpoint of {model.text}, got {found.says}", where=weights)
-    checkpoint, notes, key = open_checkpoint(Path(weights), found.kind, plan.key or "")
+    expected, hint = f"a checkpoint of {model.text}", "Save model.state_dict() on its own"
+    checkpoint, notes, key = open_weights_only(Path(weights), plan.key or "", expected=expected, hint=hint)
     return _with_weights(plan, model, checkpoint, (weights, key, notes))
 
 
@@ -144,8 +136,6 @@ def _loaded(plan: Plan, model: LibraryModel, rebuild: Callable[[], nn.Module], c
         rebuild=rebuild,
         checkpoint=None,
         inputs=(spec,),
-        samples={},
-        samples_from="",
         outputs=("logits",) if classes else ("embedding",),
         task=model.task if classes else "image-embedding",
         meta=meta,

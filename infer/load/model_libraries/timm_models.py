@@ -10,14 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from ...errors import SourceError, UsageError
 from ...library_errors import quiet
 from ...preprocess.image import ImagePreprocessor
-from .library_model import FILTERS, LibraryModel, Size, import_library, unknown_model
-from .transform_equivalence import same_pixels
+from .library_model import FILTERS, LibraryModel, Size, import_library, same_pixels, unknown_model
 
 
 def timm_model(name: str) -> LibraryModel:
@@ -97,12 +95,7 @@ def _preprocess(
     )
     named = {**config, "input_size": (channels, height, width)}
     transform = timm.data.create_transform(**named, is_training=False)
-
-    def theirs(image: Any) -> np.ndarray:
-        values: np.ndarray = transform(image).numpy()
-        return values
-
-    return same_pixels(found, theirs, about)
+    return same_pixels(found, transform, about)
 
 
 def _labels(timm: Any, values: Mapping[str, Any], classes: int) -> tuple[list[str], str]:

@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from ...errors import UsageError
 from ...preprocess.image import ImagePreprocessor
-from .library_model import FILTERS, LibraryModel, Size, import_library, unknown_model
-from .transform_equivalence import same_pixels
+from .library_model import FILTERS, LibraryModel, Size, import_library, same_pixels, unknown_model
 
 # Families that are not one tensor of images in and one tensor out.
 OTHER_FAMILIES = {
@@ -114,9 +112,4 @@ def _preprocess(transform: Any, size: Size, about: str) -> tuple[ImagePreprocess
         mean=tuple(map(float, transform.mean)),
         std=tuple(map(float, transform.std)),
     )
-
-    def theirs(image: Any) -> np.ndarray:
-        values: np.ndarray = transform(image).numpy()
-        return values
-
-    return same_pixels(found, theirs, about)
+    return same_pixels(found, transform, about)

@@ -14,7 +14,7 @@ from typing import Any
 from ... import families
 from ...errors import SourceError
 from ...spec import Finding
-from ..weights import Checkpoint, Weight
+from ...weights import Checkpoint, Weight
 
 ENDING = "ForConditionalGeneration"
 # Prefixes of the tower's tensors, the first that fits counts → what they are in the causal model.

@@ -57,11 +57,6 @@ def identity(node: Node, x: Any) -> Any:
     return x
 
 
-@operator("Softplus")
-def softplus(node: Node, x: Tensor) -> Tensor:
-    return torch.logaddexp(x, torch.zeros_like(x))
-
-
 def _divide(a: Tensor, b: Tensor) -> Tensor:
     return a / b if a.is_floating_point() or a.is_complex() else torch.div(a, b, rounding_mode="trunc")
 
@@ -116,11 +111,6 @@ def power(node: Node, x: Tensor, y: Tensor) -> Tensor:
 
 
 @operator("Clip")
-def clip_attributes(node: Node, x: Tensor) -> Tensor:
-    return torch.clamp(x, node.get("min", -math.inf), node.get("max", math.inf))
-
-
-@operator("Clip", since=11)
 def clip(node: Node, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
     """Clip; where the least is above the largest, the largest holds."""
     if low is None and high is None:
@@ -177,40 +167,42 @@ def bit_cast(node: Node, x: Tensor) -> Tensor:
     return x.view(torch_dtype(int(node.get("to"))))
 
 
-@operator("LeakyRelu")
-def leaky_relu(node: Node, x: Tensor) -> Tensor:
-    return F.leaky_relu(x, node.get("alpha", 0.01))
+def _selu(node: Node, x: Tensor) -> Tensor:
+    alpha, gamma = node.get("alpha", 1.67326319217681884765625), node.get("gamma", 1.05070102214813232421875)
+    return torch.where(x > 0, gamma * x, gamma * alpha * torch.expm1(x.clamp(max=0)))
 
 
-@operator("ThresholdedRelu")
-def thresholded_relu(node: Node, x: Tensor) -> Tensor:
+def _threshold(node: Node, x: Tensor) -> Tensor:
     return torch.where(x > node.get("alpha", 1.0), x, torch.zeros_like(x))
+
+
+def _gelu(node: Node, x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh" if node.get("approximate") == "tanh" else "none")
+
+
+_ACTIVATIONS: dict[str, Callable[[Node, Tensor], Tensor]] = {
+    "Celu": lambda node, x: F.celu(x, node.get("alpha", 1.0)),
+    "Elu": lambda node, x: F.elu(x, node.get("alpha", 1.0)),
+    "Gelu": _gelu,
+    "HardSigmoid": lambda node, x: torch.clamp(x * node.get("alpha", 0.2) + node.get("beta", 0.5), 0, 1),
+    "LeakyRelu": lambda node, x: F.leaky_relu(x, node.get("alpha", 0.01)),
+    "QuickGelu": lambda node, x: x * torch.sigmoid(node.get("alpha", 1.702) * x),
+    "Selu": _selu,
+    "Softplus": lambda node, x: torch.logaddexp(x, torch.zeros_like(x)),
+    "Swish": lambda node, x: x * torch.sigmoid(node.get("alpha", 1.0) * x),
+    "ThresholdedRelu": _threshold,
+}
+
+
+@operator(*(_ACTIVATIONS.keys() - {"QuickGelu"}))
+@operator("Gelu", "QuickGelu", domain=MICROSOFT)
+def activation(node: Node, x: Tensor) -> Tensor:
+    return _ACTIVATIONS[node.op](node, x)
 
 
 @operator("PRelu")
 def prelu(node: Node, x: Tensor, slope: Tensor) -> Tensor:
     return torch.where(x < 0, slope * x, x)
-
-
-@operator("Elu")
-def elu(node: Node, x: Tensor) -> Tensor:
-    return F.elu(x, node.get("alpha", 1.0))
-
-
-@operator("Celu")
-def celu(node: Node, x: Tensor) -> Tensor:
-    return F.celu(x, node.get("alpha", 1.0))
-
-
-@operator("Selu")
-def selu(node: Node, x: Tensor) -> Tensor:
-    alpha, gamma = node.get("alpha", 1.67326319217681884765625), node.get("gamma", 1.05070102214813232421875)
-    return torch.where(x > 0, gamma * x, gamma * alpha * torch.expm1(x.clamp(max=0)))
-
-
-@operator("HardSigmoid")
-def hard_sigmoid(node: Node, x: Tensor) -> Tensor:
-    return torch.clamp(x * node.get("alpha", 0.2) + node.get("beta", 0.5), 0, 1)
 
 
 @operator("Shrink")
@@ -220,20 +212,9 @@ def shrink(node: Node, x: Tensor) -> Tensor:
     return torch.where(x < -edge, x + bias, torch.where(x > edge, x - bias, zero)).to(x.dtype)
 
 
-@operator("Swish")
-def swish(node: Node, x: Tensor) -> Tensor:
-    return x * torch.sigmoid(node.get("alpha", 1.0) * x)
-
-
 @operator("SwiGLU")
 def swiglu(node: Node, gate: Tensor, x: Tensor) -> Tensor:
-    return swish(node, gate) * x  # type: ignore[no-any-return]
-
-
-@operator("Gelu")
-@operator("Gelu", domain=MICROSOFT)
-def gelu(node: Node, x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh" if node.get("approximate") == "tanh" else "none")
+    return _ACTIVATIONS["Swish"](node, gate) * x
 
 
 @operator("FastGelu", domain=MICROSOFT)
@@ -244,11 +225,6 @@ def fast_gelu(node: Node, x: Tensor, bias: Tensor | None = None) -> Tensor:
 @operator("BiasGelu", domain=MICROSOFT)
 def bias_gelu(node: Node, x: Tensor, bias: Tensor) -> Tensor:
     return F.gelu(x + bias)
-
-
-@operator("QuickGelu", domain=MICROSOFT)
-def quick_gelu(node: Node, x: Tensor) -> Tensor:
-    return x * torch.sigmoid(node.get("alpha", 1.702) * x)
 
 
 @operator("IsInf")

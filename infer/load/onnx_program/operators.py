@@ -17,6 +17,10 @@ from torch import Tensor
 from .values import torch_dtype
 
 MICROSOFT = "com.microsoft"
+REDUCTIONS = tuple(
+    f"Reduce{kind}"
+    for kind in ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "SumSquare", "LogSum", "LogSumExp")
+)
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,17 @@ class Node:
         return index < len(self.outputs) and bool(self.outputs[index])
 
 
+# Inputs that are attributes in older versions of an operator: their places.
+MOVED: dict[str, dict[str, int]] = {
+    "Clip": {"min": 1, "max": 2},
+    "DFT": {"axis": 2},
+    "Pad": {"pads": 1, "value": 2},
+    "Slice": {"starts": 1, "ends": 2, "axes": 3},
+    "Split": {"split": 1},
+    "TopK": {"k": 1},
+    "Upsample": {"scales": 1},
+    **dict.fromkeys(("Squeeze", "Unsqueeze", *REDUCTIONS), {"axes": 1}),
+}
 OPERATORS: dict[tuple[str, str], list[Operator]] = {}
 ON_SIZES: dict[str, Callable[..., Any]] = {}
 

@@ -6,7 +6,6 @@ torch (`layers.py`), so that what quantizes layers finds them. `forward` runs th
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,9 +17,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from ...errors import NotUsableError
+from ...named_inputs import NamedInputs
 from ...spec import keyword
 from . import layers
-from .operators import ON_SIZES, Node, Operator, find
+from .operators import MOVED, ON_SIZES, Node, Operator, find
 from .values import NARROW, Sizes, Unsupported, Value, as_tensor, numbers, tensor_of
 
 if TYPE_CHECKING:
@@ -155,7 +155,18 @@ class Block(nn.Module):
                 node.attributes[attribute.name] = self._attribute(attribute, node)
             except Unsupported as error:
                 raise NotImportedError(node, str(error)) from error
+        self._move_attributes(node)
         return node
+
+    def _move_attributes(self, node: Node) -> None:
+        """Turn attributes of an older version of the operator into the constant inputs that they became."""
+        places = {} if node.domain else MOVED.get(node.op, {})
+        for attribute in [name for name in node.attributes if name in places]:
+            name, place = f"{node.name}/{node.outputs[0]}/{attribute}", places[attribute]
+            self.constants[name] = torch.tensor(node.attributes.pop(attribute))
+            given = [*node.inputs, *[""] * (place + 1 - len(node.inputs))]
+            given[place] = name
+            node.inputs = tuple(given)
 
     def _attribute(self, attribute: onnx.AttributeProto, node: Node) -> Any:
         import onnx
@@ -313,7 +324,7 @@ class Block(nn.Module):
             raise NotImportedError(node, str(error)) from error
 
 
-class OnnxProgram(Block):
+class OnnxProgram(Block, NamedInputs):
     """An ONNX model as a module that is called by the names of its inputs and returns its outputs in order.
 
     The exporter calls it by identifiers (`TensorSpec.keyword`), which the signature of `forward` lists.
@@ -331,24 +342,11 @@ class OnnxProgram(Block):
         self.names = {keyword(name): name for name in self.inputs}
         if len(self.names) < len(self.inputs):
             raise NotUsableError("not imported: names of inputs differ only in signs", hint="It runs as ONNX")
+        self.taking(list(self.names))
 
-    def call(self, given: Mapping[str, Tensor]) -> tuple[Any, ...]:
+    def call(self, tensors: Mapping[str, Tensor]) -> tuple[Any, ...]:
         """Return the outputs for inputs by their own names or by identifiers."""
-        return tuple(as_tensor(v) for v in self.run({self.names.get(n, n): x for n, x in given.items()}))
-
-
-def _with_signature(program: OnnxProgram) -> OnnxProgram:
-    """Give a program a `forward` whose signature names its inputs."""
-    names = list(program.names)
-
-    def forward(self: OnnxProgram, *args: Tensor, **named: Tensor) -> tuple[Any, ...]:
-        return self.call({**dict(zip(names, args, strict=False)), **named})
-
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    parameters = [inspect.Parameter(name, kind) for name in ("self", *names)]
-    forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    program.__class__ = type("OnnxProgram", (OnnxProgram,), {"forward": forward})
-    return program
+        return tuple(as_tensor(v) for v in self.run({self.names.get(n, n): x for n, x in tensors.items()}))
 
 
 def from_proto(model: onnx.ModelProto, folder: Path) -> OnnxProgram:
@@ -357,7 +355,7 @@ def from_proto(model: onnx.ModelProto, folder: Path) -> OnnxProgram:
 
     if model.functions:
         model = inliner.inline_local_functions(model)
-    return _with_signature(OnnxProgram(model, folder)).eval()
+    return OnnxProgram(model, folder).eval()
 
 
 def import_onnx(path: Path, outputs: Sequence[str] = ()) -> OnnxProgram:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import convolution, elementwise
+from . import convolution
 from .elementwise import to_type
 from .operators import MICROSOFT, Node, operator
 from .values import NARROW, Unsupported, number_of, torch_dtype
@@ -145,7 +145,7 @@ def qlinear_binary(
 
 _UNARY: dict[str, Callable[[Node, Tensor], Tensor]] = {
     "QLinearSigmoid": lambda node, x: torch.sigmoid(x),
-    "QLinearLeakyRelu": elementwise.leaky_relu,
+    "QLinearLeakyRelu": lambda node, x: torch.nn.functional.leaky_relu(x, node.get("alpha", 0.01)),
     "QLinearGlobalAveragePool": convolution.global_average_pool,
 }
 

@@ -58,8 +58,8 @@ def _root(x: Tensor, axes: list[int], keep: bool) -> Tensor:
 
 @operator(*_REDUCTIONS, sizes=(1,))
 def reduce(node: Node, x: Tensor, axes: list[int] | None = None) -> Tensor:
-    """Reduce along axes given by attribute or input; none given means all, or none where noop_with_empty_axes."""
-    chosen = list(node.get("axes") or []) if axes is None else [int(axis) for axis in axes]
+    """Reduce along axes; none given means all, or none where noop_with_empty_axes."""
+    chosen = [int(axis) for axis in axes or ()]
     dtype = x.dtype
     if not chosen:
         if node.get("noop_with_empty_axes", 0):
@@ -158,22 +158,13 @@ def cumprod(node: Node, x: Tensor, axis: list[int]) -> Tensor:
     return _exclusive(node, x, axis[0], torch.cumprod, 1)
 
 
-@operator("TopK")
-def top_k_attribute(node: Node, x: Tensor) -> tuple[Tensor, Tensor]:
-    return _top_k(node, x, node.get("k"))
-
-
-@operator("TopK", since=10, sizes=(1,))
+@operator("TopK", sizes=(1,))
 def top_k(node: Node, x: Tensor, k: list[Any]) -> tuple[Tensor, Tensor]:
-    return _top_k(node, x, k[0])
-
-
-def _top_k(node: Node, x: Tensor, k: Any) -> tuple[Tensor, Tensor]:
     """Return the first k values in order; of equal ones the one of the lower index, as the specification says."""
     axis = node.get("axis", -1)
     data = x.to(torch.int64) if x.dtype in (torch.uint16, torch.uint32, torch.uint64) else x
     values, indices = torch.sort(data, dim=axis, descending=bool(node.get("largest", 1)), stable=True)
-    return values.narrow(axis, 0, k).to(x.dtype), indices.narrow(axis, 0, k)
+    return values.narrow(axis, 0, k[0]).to(x.dtype), indices.narrow(axis, 0, k[0])
 
 
 @operator("MatMul")

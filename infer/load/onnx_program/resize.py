@@ -12,17 +12,9 @@ from .operators import Node, operator
 from .values import Unsupported, is_static, whole
 
 
-@operator("Upsample")
-def upsample_attribute(node: Node, x: Tensor) -> Tensor:
-    return _upsample(node, x, list(node.get("scales")))
-
-
-@operator("Upsample", since=9, sizes=(1,))
+@operator("Upsample", "Resize", sizes=(1,))
 def upsample(node: Node, x: Tensor, scales: list[float]) -> Tensor:
-    return _upsample(node, x, scales)
-
-
-def _upsample(node: Node, x: Tensor, scales: list[float]) -> Tensor:
+    """Resize as until opset 10."""
     sizes = [_scaled(n, s) for n, s in zip(x.shape, scales, strict=True)]
     options = {
         "mode": node.get("mode", "nearest"),
@@ -30,11 +22,6 @@ def _upsample(node: Node, x: Tensor, scales: list[float]) -> Tensor:
         "nearest_mode": "floor",
     }
     return _resize(options, x, list(range(x.dim())), list(scales), sizes, [])
-
-
-@operator("Resize", sizes=(1,))
-def resize_opset_10(node: Node, x: Tensor, scales: list[float]) -> Tensor:
-    return _upsample(node, x, scales)
 
 
 @operator("Resize", since=11, sizes=(1, 2, 3))

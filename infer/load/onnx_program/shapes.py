@@ -78,7 +78,6 @@ def transpose(node: Node, x: Tensor) -> Tensor:
 
 @operator("Squeeze", sizes=(1,))
 def squeeze(node: Node, x: Tensor, axes: list[int] | None = None) -> Tensor:
-    axes = node.get("axes") if axes is None else axes
     if axes is None:
         axes = [i for i, n in enumerate(x.shape) if n == 1]
     gone = {axis % x.dim() for axis in axes} if x.dim() else set()
@@ -86,10 +85,9 @@ def squeeze(node: Node, x: Tensor, axes: list[int] | None = None) -> Tensor:
 
 
 @operator("Unsqueeze", sizes=(1,))
-def unsqueeze(node: Node, x: Tensor, axes: list[int] | None = None) -> Tensor:
-    axes = node.get("axes") if axes is None else axes
-    rank = x.dim() + len(axes)  # type: ignore[arg-type]
-    for axis in sorted(axis % rank for axis in axes):  # type: ignore[union-attr]
+def unsqueeze(node: Node, x: Tensor, axes: list[int]) -> Tensor:
+    rank = x.dim() + len(axes)
+    for axis in sorted(axis % rank for axis in axes):
         x = x.unsqueeze(axis)
     return x
 
@@ -113,17 +111,8 @@ def concat(node: Node, *parts: Tensor) -> Tensor:
     return torch.cat(parts, node.get("axis", 1))
 
 
-@operator("Split")
-def split_attribute(node: Node, x: Tensor) -> tuple[Tensor, ...]:
-    return _split(node, x, node.get("split"))
-
-
-@operator("Split", since=13, sizes=(1,))
+@operator("Split", sizes=(1,))
 def split(node: Node, x: Tensor, sizes: list[Any] | None = None) -> tuple[Tensor, ...]:
-    return _split(node, x, sizes)
-
-
-def _split(node: Node, x: Tensor, sizes: list[Any] | None) -> tuple[Tensor, ...]:
     """Cut into parts of given sizes, or as many as there are outputs: equal ones, the last smaller."""
     axis = node.get("axis", 0)
     if sizes is None:
@@ -134,13 +123,7 @@ def _split(node: Node, x: Tensor, sizes: list[Any] | None) -> tuple[Tensor, ...]
     return torch.split(x, sizes, axis)
 
 
-@operator("Slice")
-def slice_attributes(node: Node, x: Tensor) -> Tensor:
-    starts, ends = node.get("starts"), node.get("ends")
-    return _slice(x, starts, ends, node.get("axes"), None)
-
-
-@operator("Slice", since=10, sizes=(1, 2, 3, 4))
+@operator("Slice", sizes=(1, 2, 3, 4))
 def slice_(
     node: Node,
     x: Tensor,
@@ -148,12 +131,6 @@ def slice_(
     ends: list[Any],
     axes: list[int] | None = None,
     steps: list[Any] | None = None,
-) -> Tensor:
-    return _slice(x, starts, ends, axes, steps)
-
-
-def _slice(
-    x: Tensor, starts: list[Any], ends: list[Any], axes: list[int] | None, steps: list[Any] | None
 ) -> Tensor:
     axes, steps = axes or list(range(len(starts))), steps or [1] * len(starts)
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
@@ -267,14 +244,7 @@ def tensor_scatter(node: Node, past: Tensor, update: Tensor, start: Tensor | Non
     return past.scatter(axis, place.reshape(shape).expand(update.shape), update)
 
 
-@operator("Pad")
-def pad_attributes(node: Node, x: Tensor) -> Tensor:
-    return _pad(
-        x, node.get("pads", node.get("paddings")), node.get("mode", "constant"), node.get("value", 0.0)
-    )
-
-
-@operator("Pad", since=11, sizes=(1, 3))
+@operator("Pad", sizes=(1, 3))
 def pad(
     node: Node, x: Tensor, pads: list[Any], value: Tensor | None = None, axes: list[int] | None = None
 ) -> Tensor:

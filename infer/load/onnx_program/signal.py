@@ -27,29 +27,21 @@ def window(node: Node, size: list[Any]) -> Tensor:
     return _WINDOWS[node.op](angle).to(node.dtype("output_datatype", torch.float32))
 
 
-@operator("DFT", sizes=(1,))
-def dft_attribute(node: Node, x: Tensor, length: list[Any] | None = None) -> Tensor:
-    return _dft(node, x, length[0] if length else None, node.get("axis", 1))
-
-
-@operator("DFT", since=20, sizes=(1, 2))
+@operator("DFT", sizes=(1, 2))
 def dft(node: Node, x: Tensor, length: list[Any] | None = None, axis: list[int] | None = None) -> Tensor:
-    return _dft(node, x, length[0] if length else None, axis[0] if axis else -2)
-
-
-def _dft(node: Node, x: Tensor, length: Any, axis: int) -> Tensor:
     """Transform data whose last axis has the real and, if 2 long, the imaginary part."""
-    axis = axis % x.dim()
+    size, usual = length[0] if length else None, -2 if node.version >= 20 else 1
+    along = (axis[0] if axis else usual) % x.dim()
     if node.get("inverse", 0):
         if node.get("onesided", 0):
             half = torch.view_as_complex(x.contiguous())
-            return torch.fft.irfft(half, length, axis).unsqueeze(-1)
-        return torch.view_as_real(torch.fft.ifft(_complex(x), length, axis))
+            return torch.fft.irfft(half, size, along).unsqueeze(-1)
+        return torch.view_as_real(torch.fft.ifft(_complex(x), size, along))
     if node.get("onesided", 0) and x.shape[-1] == 1:
-        return torch.view_as_real(torch.fft.rfft(x[..., 0], length, axis))
-    found = torch.fft.fft(_complex(x), length, axis)
+        return torch.view_as_real(torch.fft.rfft(x[..., 0], size, along))
+    found = torch.fft.fft(_complex(x), size, along)
     if node.get("onesided", 0):
-        found = found.narrow(axis, 0, found.shape[axis] // 2 + 1)
+        found = found.narrow(along, 0, found.shape[along] // 2 + 1)
     return torch.view_as_real(found)
 
 

@@ -154,32 +154,30 @@ def concat(node: Node, *parts: Sizes) -> Sizes | None:
 
 
 @on_sizes("Slice")
-def slice_(node: Node, a: Sizes, *bounds: Sizes) -> Sizes | None:
-    lists = [bound.list() if bound is not None else None for bound in bounds]
-    starts = lists[0] if lists else node.get("starts")
-    ends = lists[1] if lists else node.get("ends")
-    axes = (lists[2] if len(lists) > 2 else node.get("axes")) or range(len(starts))
-    steps = (lists[3] if len(lists) > 3 else None) or [1] * len(starts)
+def slice_(
+    node: Node, a: Sizes, first: Sizes, last: Sizes, along: Sizes | None = None, step: Sizes | None = None
+) -> Sizes | None:
+    starts, ends = first.list(), last.list()
+    axes = along.list() if along is not None else range(len(starts))
+    steps = step.list() if step is not None else [1] * len(starts)
     if not all(is_static(v) for part in (starts, ends, axes, steps) for v in part):
         return None
     cut = [slice(None)] * a.array.ndim
-    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+    for axis, start, end, by in zip(axes, starts, ends, steps, strict=True):
         size = a.array.shape[axis]
-        end = None if step < 0 and end < -size else end  # before the first
-        cut[axis] = slice(start, end, step)
+        end = None if by < 0 and end < -size else end  # before the first
+        cut[axis] = slice(start, end, by)
     return Sizes.of(a.array[tuple(cut)], a.dtype)
 
 
 @on_sizes("Unsqueeze")
-def unsqueeze(node: Node, a: Sizes, axes: Sizes | None = None) -> Sizes:
-    chosen = axes.list() if axes is not None else node.get("axes")
-    return Sizes.of(np.expand_dims(a.array, tuple(chosen)), a.dtype)
+def unsqueeze(node: Node, a: Sizes, axes: Sizes) -> Sizes:
+    return Sizes.of(np.expand_dims(a.array, tuple(axes.list())), a.dtype)
 
 
 @on_sizes("Squeeze")
 def squeeze(node: Node, a: Sizes, axes: Sizes | None = None) -> Sizes:
-    chosen = axes.list() if axes is not None else node.get("axes")
-    return Sizes.of(np.squeeze(a.array, None if chosen is None else tuple(chosen)), a.dtype)
+    return Sizes.of(np.squeeze(a.array, None if axes is None else tuple(axes.list())), a.dtype)
 
 
 @on_sizes("Reshape")
@@ -233,8 +231,8 @@ def range_(node: Node, start: Sizes, limit: Sizes, delta: Sizes) -> Sizes | Tens
 
 @on_sizes("ReduceProd", "ReduceSum", "ReduceMax", "ReduceMin")
 def reduce(node: Node, a: Sizes, axes: Sizes | None = None) -> Sizes | None:
-    chosen = axes.list() if axes is not None else node.get("axes")
-    if a.array.ndim != 1 or not a.array.size or (not chosen and node.get("noop_with_empty_axes", 0)):
+    every = axes is None or not axes.list()
+    if a.array.ndim != 1 or not a.array.size or (every and node.get("noop_with_empty_axes", 0)):
         return None
     steps = {"ReduceProd": _times, "ReduceSum": op.add, "ReduceMax": _most, "ReduceMin": _least}
     result = a.array[0]
@@ -244,8 +242,8 @@ def reduce(node: Node, a: Sizes, axes: Sizes | None = None) -> Sizes | None:
 
 
 @on_sizes("Split")
-def split(node: Node, a: Sizes, parts: Sizes | None = None) -> list[Sizes] | None:
-    sizes = parts.list() if parts is not None else node.get("split")
+def split(node: Node, a: Sizes, parts: Sizes | None = None) -> tuple[Sizes, ...] | None:
+    sizes = None if parts is None else parts.list()
     if a.array.ndim != 1:
         return None
     if sizes is None:
@@ -254,7 +252,7 @@ def split(node: Node, a: Sizes, parts: Sizes | None = None) -> list[Sizes] | Non
     if not all(is_static(v) for v in sizes):
         return None
     places = np.cumsum(sizes)[:-1]
-    return [Sizes.of(part, a.dtype) for part in np.split(a.array, places)]
+    return tuple(Sizes.of(part, a.dtype) for part in np.split(a.array, places))
 
 
 @on_sizes("ScatterND")

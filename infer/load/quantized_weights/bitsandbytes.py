@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...errors import SourceError
-from ..weights import Checkpoint, StoredCodes
+from ...weights import Checkpoint, StoredCodes
 from .group_codes import byte_codes, table_codes
 from .packed_weight import (
     PackedWeight,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...errors import SourceError
-from ..weights import Checkpoint, StoredCodes
+from ...weights import Checkpoint, StoredCodes
 from .group_codes import integer_codes, sorted_group, table_codes
 from .packed_weight import (
     E2M1,

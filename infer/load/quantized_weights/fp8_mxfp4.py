@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...errors import SourceError
-from ..weights import Checkpoint, StoredCodes
+from ...weights import Checkpoint, StoredCodes
 from .group_codes import table_codes
 from .packed_weight import (
     E2M1,

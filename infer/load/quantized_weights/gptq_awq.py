@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...errors import SourceError
-from ..weights import Checkpoint, StoredCodes
+from ...weights import Checkpoint, StoredCodes
 from .group_codes import integer_codes, sorted_group
 from .packed_weight import (
     PackedWeight,

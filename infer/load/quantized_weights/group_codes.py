@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.ops.bitpack import pack
-from ..weights import StoredCodes
+from ...weights import StoredCodes
 
 PART = 64
 

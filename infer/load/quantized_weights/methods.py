@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from ...errors import SourceError
 from ...spec import Finding
-from ..weights import Checkpoint, StoredCodes, Weight, num_bytes
+from ...weights import Checkpoint, StoredCodes, Weight, num_bytes
 from . import bitsandbytes, compressed_tensors, fp8_mxfp4, gptq_awq
 from .packed_weight import PackedWeight, Settings
 
@@ -35,16 +32,10 @@ def decoded(checkpoint: Checkpoint, packed: Mapping[str, PackedWeight], method: 
 
 
 def _weight(packed: PackedWeight, method: str) -> Weight:
-    def rows(start: int, stop: int) -> Tensor:
-        stop = min(stop, packed.shape[0])
-        if stop <= start:
-            return torch.empty((0, *packed.shape[1:]), dtype=packed.dtype)
-        return packed.rows(start, stop)
-
     def no_codes() -> StoredCodes:
         return StoredCodes.without(method, f"codes of {method} have no packed form here")
 
-    return Weight(packed.dtype, packed.shape, rows, codes=packed.codes or no_codes)
+    return Weight(packed.dtype, packed.shape, packed.rows, codes=packed.codes or no_codes)
 
 
 def open_quantized(checkpoint: Checkpoint, config: Any, where: str) -> tuple[Checkpoint, Finding]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...errors import SourceError
-from ..weights import Checkpoint, StoredCodes
+from ...weights import Checkpoint, StoredCodes
 from .group_codes import byte_codes
 
 Settings = Mapping[str, Any]

@@ -23,12 +23,12 @@ from torch import Tensor, nn
 
 from ... import carried_state
 from ...preprocess.audio import AudioPreprocessor
-from ...spec import BATCH, UNBOUNDED, TensorSpec
+from ...spec import BATCH, TEXT_INPUTS, UNBOUNDED, TensorSpec
 from ..loaded_model import LoadedModel
 from . import drawn_images
 from .batch_axes import LENGTHS, MOST_VALUES, Runs, num_values
-from .sample_files import Samples, read_files
-from .text_samples import TEXT_INPUTS
+from .sample_files import read_files
+from .sample_split import Samples
 
 ROWS = 64
 IMAGES, SOUNDS = 32, 12
@@ -53,7 +53,6 @@ MODULES = (
     "statistics", "string", "subprocess", "tarfile", "tempfile", "textwrap", "threading", "time", "unittest",
     "urllib.request", "uuid", "zipfile",
 )  # fmt: skip
-NOTE = "checked on inputs of ours: give --data for a claim about yours"
 
 
 def make(

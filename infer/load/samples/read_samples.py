@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,19 +15,23 @@ from ... import carried_state, rows
 from ...errors import InputError, UsageError
 from ...plan import OURS, RANDOM, REQUIRED, Plan
 from ...regular_files import is_there
-from ...spec import BATCH, CHOICES, DECODER_IDS, DTYPE_NAMES, Finding, TensorSpec
+from ...spec import BATCH, CHOICES, DECODER_IDS, DTYPE_NAMES, TEXT_INPUTS, Finding, TensorSpec
+from ...weights.file_blocks import raw_bytes
 from ..loaded_model import LoadedModel
 from ..sources.user_module import UserModule, call_for_tensors, import_file, importable
-from ..weights.file_blocks import raw_bytes
-from . import batch_axes, fatal_sizes, inputs_of_ours, sample_split
-from .fatal_sizes import InputTrials
-from .sample_files import Samples, are_texts, digest_of_files, example_option, list_files, read_files
-from .text_samples import MAX_ROWS, TEXT_INPUTS, tokenize
+from . import sample_split
+from .sample_files import are_texts, digest_of_files, example_option, list_files, read_files
+from .sample_split import MAX_ROWS, Samples
+
+if TYPE_CHECKING:
+    from .batch_axes import Runs
+    from .fatal_sizes import InputTrials
 
 RANDOM_ROWS = 8
 MOST_TRAINING_ROWS = 4096  # of text
 PAGE_SIZE = 1000  # of the corners of tokens on a page
 TOKENS = ("input_ids", DECODER_IDS)
+OURS_NOTE = "checked on inputs of ours: give --data for a claim about yours"
 RANDOM_NOTE = "random inputs say nothing about fidelity on real data"
 
 
@@ -74,7 +79,7 @@ def _with_samples(
     trials: InputTrials | None,
 ) -> LoadedModel:
     runs = None if trials is None else trials.runs
-    if runs is not None and batch_axes.are_open(loaded):
+    if runs is not None:
         loaded = _with_axes(plan, loaded, user_module, runs)
     quantizes = _quantizes(plan) if calibrates is None else calibrates
     most = MOST_TRAINING_ROWS if quantizes and _calibrates_with_texts(plan, loaded) else None
@@ -85,9 +90,11 @@ def _with_samples(
         read = _shipped_or_ours(plan, loaded, user_module, most, runs)
         why = read.source
     if trials is not None:
+        from . import fatal_sizes, inputs_of_ours
+
         loaded = fatal_sizes.refuse(loaded, read.samples, trials, inputs_of_ours.some)
     if read.ours:
-        loaded = loaded.limited(inputs_of_ours.NOTE)
+        loaded = loaded.limited(OURS_NOTE)
     count = rows.count(loaded.inputs, read.samples)
     data = Finding("load", "data", count, "rows", f"{why}; sha256 {read.digest}")
     has_more = most is not None and (read.texts or bool(plan.recover))
@@ -116,10 +123,12 @@ def _with_samples(
     ).saying(data, *split)
 
 
-def _with_axes(
-    plan: Plan, loaded: LoadedModel, user_module: UserModule | None, runs: batch_axes.Runs
-) -> LoadedModel:
-    """Name the batch axes that the file does not name, at the sizes of the user's data where there are any."""
+def _with_axes(plan: Plan, loaded: LoadedModel, user_module: UserModule | None, runs: Runs) -> LoadedModel:
+    """Name the batch axes that a file does not name, at the sizes of the user's data where there are any."""
+    from . import batch_axes, inputs_of_ours
+
+    if not batch_axes.are_open(loaded):
+        return loaded
     loose = replace(loaded, inputs=loaded.loose)
     if plan.data is not None and plan.data not in (OURS, REQUIRED, RANDOM):
         path = Path(plan.data)  # of several files the first: how they are joined is not known yet
@@ -162,10 +171,12 @@ def _shipped_or_ours(
     loaded: LoadedModel,
     user_module: UserModule | None,
     most: int | None,
-    runs: batch_axes.Runs | None,
+    runs: Runs | None,
 ) -> ReadRows:
     shipped = None if plan.data == OURS else _shipped(loaded, plan, user_module, most)
     if shipped is None and plan.data != REQUIRED:
+        from . import inputs_of_ours
+
         found, kind, texts = inputs_of_ours.make(loaded, plan.seed, most, runs)
         source = f"{kind} of ours"
         samples = _select(found, loaded, source)
@@ -336,6 +347,8 @@ def _from_function(path: Path, name: str, loaded: LoadedModel, most: int | None)
         found = call()
         texts = isinstance(found, list) and bool(found) and all(isinstance(item, str) for item in found)
         if texts:
+            from .text_samples import tokenize
+
             found = tokenize(found, loaded, most)
         samples = _select(call_for_tensors(lambda: found, where), loaded, where)
     return ReadRows(samples, f"--data {where}", digest_of(samples), texts)

@@ -16,17 +16,15 @@ from ...preprocess.audio import SUFFIXES as SOUNDS
 from ...preprocess.audio import AudioPreprocessor
 from ...preprocess.image import SUFFIXES as IMAGES
 from ...regular_files import require_regular
-from ...spec import DECODER_IDS, DTYPE_NAMES, ZERO_SHOT_IMAGES, TensorSpec
+from ...spec import DECODER_IDS, DTYPE_NAMES, TEXT_INPUTS, ZERO_SHOT_IMAGES, TensorSpec
+from ...weights.nested_state_dict import refuse_expanded
+from ...weights.torch_file import load_safely
 from ..loaded_model import LoadedModel
-from ..weights.nested_state_dict import refuse_expanded
-from ..weights.torch_file import load_safely
-from . import audio_samples, image_samples
-from .text_samples import TEXT_INPUTS, tokenize, tokenize_candidates, tokenize_lines
+from .sample_split import Samples
 
 ARRAYS = (".npy", ".npz")
 MOST_COMPARED, MOST_LINES = 16, 128  # images and texts, of which every pair is judged at once
 MOST_DECODED = 16  # images of a model whose decoder needs tokens too
-Samples = dict[str, Tensor]
 
 
 def read_files(
@@ -56,8 +54,12 @@ def read_files(
             return _from_described_images(pictures, texts, loaded, where)
         return _from_images(pictures, loaded, where, most)
     if recordings := [path for path in files if path.suffix.lower() in SOUNDS]:
-        return audio_samples.read_sounds(recordings, loaded, where)
+        from .audio_samples import read_sounds
+
+        return read_sounds(recordings, loaded, where)
     if texts:
+        from .text_samples import tokenize
+
         return tokenize([_text(path) for path in texts], loaded, most), texts
     held = ", ".join(path.name for path in files[:5]) or "nothing"
     raise SourceError(
@@ -70,6 +72,8 @@ def read_files(
 def _from_images(
     files: list[Path], loaded: LoadedModel, where: str, most: int | None = None
 ) -> tuple[Samples, list[Path]]:
+    from . import image_samples
+
     steps = loaded.preprocessor
     if steps is not None and not isinstance(steps, AudioPreprocessor):
         return image_samples.preprocess_images(files, steps, most)
@@ -81,6 +85,8 @@ def _from_described_images(
     files: list[Path], texts: list[Path], loaded: LoadedModel, where: str
 ) -> tuple[Samples, list[Path]]:
     """Read images, the texts that some models read beside them, one a line, and what the model writes about them."""
+    from .text_samples import tokenize_lines
+
     found, used = _from_images(files, loaded, where, MOST_DECODED)
     source = {loaded.inputs[0].name: found[loaded.inputs[0].name]}
     if any(spec.name == "input_ids" for spec in loaded.inputs):
@@ -124,6 +130,9 @@ def _from_images_and_texts(
     files: list[Path], texts: list[Path], loaded: LoadedModel, where: str
 ) -> tuple[Samples, list[Path]]:
     """Read images, and the texts that each of them is compared with: one a line."""
+    from .image_samples import spread
+    from .text_samples import tokenize_candidates
+
     lines = _lines(texts)
     if len(lines) < 2:
         raise InputError(
@@ -131,7 +140,7 @@ def _from_images_and_texts(
             where=where,
             hint="Put a .txt file beside the images, one text a line",
         )
-    samples, used = _from_images(image_samples.spread(files, MOST_COMPARED), loaded, where)
+    samples, used = _from_images(spread(files, MOST_COMPARED), loaded, where)
     return samples | tokenize_candidates(lines[:MOST_LINES], loaded), [*used, *texts]
 
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ... import rows
 from ...spec import Finding, TensorSpec
-from ..weights.file_blocks import raw_bytes
+from ...weights.file_blocks import raw_bytes
 
+MAX_ROWS = 128  # of text that judge
 Samples = dict[str, Tensor]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -16,16 +15,15 @@ from torch import Tensor
 from ...distribution import install
 from ...errors import InputError, NotUsableError, SourceError, UsageError
 from ...library_errors import first_sentence
-from ...regular_files import MAX_JSON, read_regular
-from ...spec import CHOICES, DECODER_IDS
+from ...regular_files import MAX_JSON, read_json, read_regular
+from ...spec import CHOICES, DECODER_IDS, TEXT_INPUTS
 from .confined_tokenizer import tokens_of
+from .sample_split import MAX_ROWS
 
 if TYPE_CHECKING:
     from ..loaded_model import LoadedModel
 
-TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", DECODER_IDS)
 WINDOW = 128
-MAX_ROWS = 128
 T = TypeVar("T")
 _PARAGRAPHS = re.compile(r"\n\s*\n")
 
@@ -105,7 +103,7 @@ def _encoder(path: Path) -> Callable[[list[Any], int | None], list[tuple[list[in
 
 def _mask_id(loaded: LoadedModel) -> int | None:
     """Return the id of the mask token, None where the tokenizer has none."""
-    found = json.loads(read_regular(loaded.files["tokenizer.json"], MAX_JSON))
+    found = read_json(loaded.files["tokenizer.json"])
     token = loaded.meta.get("mask_token", "[MASK]")
     added = {entry["content"]: int(entry["id"]) for entry in found.get("added_tokens", [])}
     return added.get(token)

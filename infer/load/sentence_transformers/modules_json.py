@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from ...errors import SourceError, UnsafeSourceError
-from ...regular_files import MAX_JSON, read_regular
+from ...regular_files import read_json, read_json_value
 from .pooling_layers import MODES, Dense, LayerNorm, Normalize, Pooling, SpladePooling
 
 TRANSFORMERS = ("Transformer", "MLMTransformer")
@@ -57,8 +56,7 @@ class Module:
     @property
     def config(self) -> dict[str, Any]:
         """The module's config.json; empty for a module that has none."""
-        path = self.folder / "config.json"
-        return read_object(path) if path.is_file() else {}
+        return read_json(self.folder / "config.json", absent_ok=True)
 
 
 def transformer_folder(folder: Path) -> Path:
@@ -69,7 +67,7 @@ def transformer_folder(folder: Path) -> Path:
 
 def read_modules(listing: Path) -> list[Module]:
     """Read modules.json; raise `SourceError` for a module that is not known, and for one of the folder's own code."""
-    entries = _json(listing)
+    entries = read_json_value(listing)
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries) or not entries:
         raise SourceError("expected a list of modules, each an object with type and path", where=str(listing))
     found: list[Module] = []
@@ -188,18 +186,3 @@ def weights_path(folder: Path) -> Path:
         if (folder / name).is_file():
             return folder / name
     raise SourceError("expected model.safetensors or pytorch_model.bin of the module", where=str(folder))
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object; raise `SourceError` for anything else."""
-    found = _json(path)
-    if not isinstance(found, dict):
-        raise SourceError(f"expected a JSON object, got {type(found).__name__}", where=str(path))
-    return found
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(read_regular(path, MAX_JSON))
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"expected JSON: {error}", where=str(path)) from error

@@ -96,7 +96,7 @@ def read_multi_vector(
     limits: Mapping[str, Any],
     modules: Sequence[Any],
     config: Mapping[str, Any],
-    metadata: Mapping[str, Any] | None,
+    metadata: Mapping[str, Any],
 ) -> MultiVector | None:
     """Return the settings of a folder of a late-interaction model, None for other folders.
 
@@ -104,7 +104,7 @@ def read_multi_vector(
     `config`: config.json; `metadata`: of Stanford's `artifact.metadata`.
     """
     if not modules and STANFORD in (config.get("architectures") or ()):
-        return _stanford(metadata or {})
+        return _stanford(metadata)
     kinds = [module.kind for module in modules]
     if said.get("model_type") == "ColBERT" or (modules and "query_prefix" in said):
         return _pylate(said)

@@ -9,14 +9,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...errors import SourceError
-from ..weights import Checkpoint, in_memory, joined, open_weight_file
+from ...regular_files import read_json
+from ...weights import Checkpoint, in_memory, joined
+from ..sources.state_dict_source import open_weights_only
 from .modules_json import (
     Module,
     build_layer,
     build_pooling,
     check_order,
     read_modules,
-    read_object,
     transformer_folder,
     weights_path,
 )
@@ -85,7 +86,7 @@ class SentenceFolder:
         found: dict[str, Checkpoint] = {"": transformer}
         for index, module in enumerate(self.modules):
             if module.kind in ("Dense", "LayerNorm"):
-                found[f"head.layers.{index}."] = open_weight_file(weights_path(module.folder))
+                found[f"head.layers.{index}."], *_ = open_weights_only(weights_path(module.folder))
         if self.multi_vector is not None and self.multi_vector.inline:
             found["head.layers.0."] = in_memory({PROJECTION: self._projection()})
         return joined(found.items()) if len(found) > 1 else transformer
@@ -93,7 +94,7 @@ class SentenceFolder:
     def _projection(self) -> Tensor:
         """Read the projection of Stanford's checkpoint; raise `SourceError` where it has none."""
         path = weights_path(self.transformer)
-        checkpoint = open_weight_file(path)
+        checkpoint, *_ = open_weights_only(path)
         if PROJECTION not in checkpoint:
             raise SourceError(f"expected the projection {PROJECTION!r} of a ColBERT", where=str(path))
         return checkpoint[PROJECTION].read()
@@ -137,12 +138,13 @@ class SentenceFolder:
 def read_sentence_folder(folder: Path) -> SentenceFolder:
     """Read modules.json and its companions; raise `SourceError` for modules that are not known."""
     listing, own = folder / "modules.json", folder / "config_sentence_transformers.json"
-    said = read_object(own) if own.is_file() else {}
+    said = read_json(own, absent_ok=True)
     modules = read_modules(listing) if listing.is_file() else []
     transformer = transformer_folder(folder)
-    multi_vector = _multi_vector(folder, transformer, said, modules)
-    limits_path = transformer / "sentence_bert_config.json"
-    limits = read_object(limits_path) if limits_path.is_file() else {}
+    limits = read_json(transformer / "sentence_bert_config.json", absent_ok=True)
+    config = read_json(transformer / "config.json", absent_ok=True)
+    metadata = read_json(folder / "artifact.metadata", absent_ok=True)
+    multi_vector = read_multi_vector(folder, said, limits, modules, config, metadata)
     prompts = said.get("prompts") or {}
     default = said.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
@@ -173,19 +175,6 @@ def read_sentence_folder(folder: Path) -> SentenceFolder:
         lower_case=limits.get("do_lower_case") is True,
         activation=_activation(said.get("activation_fn"), own),
     )
-
-
-def _multi_vector(
-    folder: Path, transformer: Path, said: dict[str, Any], modules: list[Module]
-) -> MultiVector | None:
-    """Return the settings of a late-interaction model, None for another folder."""
-    names = {
-        "limits": transformer / "sentence_bert_config.json",
-        "config": transformer / "config.json",
-        "metadata": folder / "artifact.metadata",
-    }
-    read = {name: read_object(path) if path.is_file() else {} for name, path in names.items()}
-    return read_multi_vector(folder, said, read["limits"], modules, read["config"], read["metadata"])
 
 
 def score_activation(config: dict[str, Any], where: Path) -> str:

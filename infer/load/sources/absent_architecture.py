@@ -11,8 +11,8 @@ import torch
 
 from ...errors import SourceError
 from ...spec import Finding
+from ...weights import Checkpoint
 from ..checkpoint.transformers_key_mapping import convert_names
-from ..weights import Checkpoint
 from .huggingface_class import read_settings
 
 GENERATING = ("AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq", "AutoModelForCausalLM")

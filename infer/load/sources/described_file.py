@@ -16,13 +16,14 @@ from torch import nn
 
 from ...errors import InferError, NotUsableError
 from ...plan import Plan
+from ...regular_files import read_json
 from ...spec import BATCH, Finding, TensorSpec
 from .. import heads
 from ..converted_tokenizer import ConvertedTokenizer, convert_tokenizer
 from ..heads.wrappers import Headed, OneChoice, SourceHead
 from ..hf_preprocessor import Preprocessor
 from ..loaded_model import LoadedModel
-from ..model_metadata import head_metadata, metadata, read_json
+from ..model_metadata import head_metadata, metadata
 from ..sentence_transformers.sentence_folder import SentenceFolder, read_sentence_folder
 from ..weight_loading.meta_model import build_on_meta
 from .huggingface import carried_files, read_preprocessing, require_transformers

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
-from ...regular_files import MAX_JSON, read_regular
+from ...regular_files import MAX_JSON, read_json, read_regular
 
 DENOISERS = (
     "UNet2DModel",
@@ -24,11 +22,7 @@ CLASS = re.compile(r'"_class_name"\s*:\s*"(\w+)"')
 
 def describe_pipeline(folder: Path) -> tuple[str, str]:
     """Return the name of a pipeline of diffusers, and a hint with the command for each of its models."""
-    try:
-        listed: Any = json.loads(read_regular(folder / "model_index.json", MAX_JSON))
-    except (ValueError, RecursionError):
-        listed = {}
-    entries = listed if isinstance(listed, dict) else {}
+    entries = read_json(folder / "model_index.json")
     parts = {
         name: str(entry[1])
         for name, entry in entries.items()

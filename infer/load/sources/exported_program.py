@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from ...errors import NotUsableError, SourceError
 from ...library_errors import first_sentence, quiet
+from ...named_inputs import NamedInputs
 from ...plan import Plan
 from ...spec import DTYPE_NAMES, TensorSpec
 from ..loaded_model import LoadedModel
@@ -19,21 +21,17 @@ from .modules_from_program import restore_layers
 from .python_sources import module_in_memory
 
 
-class KeywordModule(nn.Module):
-    """Adapter that calls a program with positional or keyword arguments by keyword only."""
+class KeywordModule(NamedInputs):
+    """Adapter that calls a program with positional or keyword arguments by the names of all."""
 
     def __init__(self, model: nn.Module, positional: tuple[str, ...], keyword: tuple[str, ...] = ()) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.positional, self.keyword = model, positional, keyword
+        self.taking((*positional, *keyword))
 
-        def forward(**inputs: Tensor) -> Any:
-            arguments = [inputs[name] for name in positional]
-            return self.model(*arguments, **{name: inputs[name] for name in keyword})
-
-        kind = inspect.Parameter.KEYWORD_ONLY
-        signature = inspect.Signature([inspect.Parameter(name, kind) for name in (*positional, *keyword)])
-        forward.__signature__ = signature  # type: ignore[attr-defined]
-        self.forward = forward
+    def call(self, tensors: Mapping[str, Tensor]) -> Any:
+        arguments = [tensors[name] for name in self.positional]
+        return self.model(*arguments, **{name: tensors[name] for name in self.keyword})
 
     def train(self, mode: bool = True) -> KeywordModule:
         """Set the training flag only: the program keeps the mode in which it was captured."""

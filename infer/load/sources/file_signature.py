@@ -31,8 +31,6 @@ def model_of_file(
         loose=loose,
         loose_outputs=outputs,
         uncertain=uncertain,
-        samples={},
-        samples_from="",
         outputs=tuple(spec.name for spec in made),
         file=file,
         meta={"outputs": made},

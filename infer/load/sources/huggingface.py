@@ -14,7 +14,9 @@ from ...distribution import install
 from ...errors import NotUsableError, UnsafeSourceError
 from ...options.values import HIDDEN_STATES
 from ...plan import Plan
+from ...regular_files import read_json
 from ...spec import DECODER_IDS, Finding, TensorSpec
+from ...weights import Checkpoint, finite, num_bytes
 from .. import heads
 from ..checkpoint.transformers_key_mapping import convert_names
 from ..checkpoint.weight_files import open_weights
@@ -25,18 +27,16 @@ from ..loaded_model import LoadedModel
 from ..model_metadata import (
     head_metadata,
     metadata,
-    read_json,
     unused_generation_settings,
 )
 from ..model_patches.base_encoder_decoders import without_logits_bias
 from ..model_patches.dynamic_rope import FixedFrequencies, fix_frequencies
 from ..model_patches.moe_layers import checkpoint_names, split_experts
 from ..model_patches.sinusoidal_positions import compute_position_tables
-from ..quantized_weights import open_quantized
+from ..quantized_weights.methods import open_quantized
 from ..sentence_transformers.sentence_folder import read_sentence_folder
 from ..weight_loading.meta_model import CheckpointMatch, build_on_meta, match_checkpoint
 from ..weight_loading.tied_weights import KeptApart, copied_bytes, keep_apart
-from ..weights import Checkpoint, finite, num_bytes
 from .absent_architecture import with_architecture
 from .huggingface_class import ModelPart, choose_class, choose_part, possible_heads
 
@@ -94,7 +94,7 @@ def load_huggingface(plan: Plan, weights: Checkpoint | None = None, where: str =
 
     def wrap(model: nn.Module) -> nn.Module:
         if given:
-            return heads.wrap_tensors(model, [spec.name for spec in given])
+            return heads.TensorsModel(model, [spec.name for spec in given]).eval()
         return heads.wrap(model, head, sentence, preprocessor)
 
     model, findings, fixed = build()
@@ -124,8 +124,6 @@ def load_huggingface(plan: Plan, weights: Checkpoint | None = None, where: str =
         checkpoint=finite(joined, where or str(folder)),
         own_names=finite(checkpoint if joined is converted else joined),
         inputs=inputs,
-        samples={},
-        samples_from="",
         outputs=head.outputs,
         task=head.task,
         sizes=sizes,

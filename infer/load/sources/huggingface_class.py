@@ -10,10 +10,11 @@ from ...errors import SourceError
 from ...library_errors import first_sentence
 from ...options.values import HIDDEN_STATES
 from ...plan import Plan
+from ...regular_files import read_json
 from ...spec import TensorSpec
+from ...weights import Checkpoint
 from .. import heads
 from ..heads.image_decoders import decoder_metadata
-from ..model_metadata import read_json
 from ..model_patches.vlm_language_model import (
     LanguageTower,
     has_tower,
@@ -22,7 +23,6 @@ from ..model_patches.vlm_language_model import (
     tower_settings,
 )
 from ..sentence_transformers.sentence_folder import SentenceFolder
-from ..weights import Checkpoint
 
 Heads = tuple[heads.Head, ...]
 

@@ -34,6 +34,17 @@ def check_external(model: Any, path: Path, *, hard_links: bool = False) -> int:
     return count
 
 
+def external_files(model: Any) -> set[str]:
+    """Return the names of the files that hold tensors of a model."""
+    return {
+        entry.value
+        for tensor in tensors_of(model.graph)
+        if tensor.data_location == 1
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+
+
 def _file_size(name: str, location: str, path: Path, hard_links: bool) -> int:
     """Return the bytes of a tensor's external file; raise `SourceError` unless it is a plain one in the folder."""
     target, shown = path.parent / location, _shown(location)

@@ -23,7 +23,7 @@ from ...plan import Plan
 from ...spec import BATCH, DTYPES, Finding, TensorSpec, keyword
 from ..loaded_model import LoadedModel
 from .file_signature import model_of_file
-from .onnx_external_data import check_external, tensors_of
+from .onnx_external_data import check_external, external_files
 
 BATCHES = ("batch", "batch_size", "batchsize", "batch_dim", "bs")  # names of the batch axis
 _UNNAMED = re.compile(
@@ -121,11 +121,7 @@ def _refuse_decoder(inputs: Sequence[str], path: Path) -> None:
 
 def _bytes_on_disk(model: Any, path: Path) -> int:
     """Return the size of the file and of the external ones that its tensors name, which were checked."""
-    entries = (
-        entry for item in tensors_of(model.graph) if item.data_location == 1 for entry in item.external_data
-    )
-    beside = {path.parent / entry.value for entry in entries if entry.key == "location"}
-    return path.stat().st_size + sum(item.stat().st_size for item in beside)
+    return sum((path.parent / name).stat().st_size for name in (path.name, *external_files(model)))
 
 
 def _spec(value: Any, path: Path) -> TensorSpec:

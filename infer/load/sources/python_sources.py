@@ -92,8 +92,6 @@ def module_in_memory(
         module=module,
         checkpoint=None,
         inputs=user_module.inputs if user_module else (),
-        samples={},
-        samples_from="",
         outputs=user_module.outputs if user_module else (),
         task=user_module.task if user_module else "tensors",
     )

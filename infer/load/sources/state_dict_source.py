@@ -7,21 +7,24 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ...errors import UsageError
+from ...errors import SourceError, UsageError
 from ...plan import Plan
 from ...spec import Finding
+from ...weights import Checkpoint, finite, in_memory, num_bytes
+from ...weights.nested_state_dict import refuse_expanded, unwrap
+from ...weights.npz_archive import read_npz
+from ...weights.safetensors_file import open_safetensors
+from ...weights.torch_file import load_safely, open_torch
 from ..checkpoint.checkpoint_names import fit_names, missing_batch_counters
+from ..identification.identify import STATE_DICTS, identify
 from ..identification.source_names import model_folder
 from ..loaded_model import LoadedModel
 from ..module_copies import separate
 from ..weight_loading.fill_weights import assign
 from ..weight_loading.meta_model import build_on_meta
-from ..weights import Checkpoint, finite, in_memory, num_bytes
-from ..weights.nested_state_dict import refuse_expanded, unwrap
-from ..weights.npz_archive import read_npz
-from ..weights.safetensors_file import open_safetensors
-from ..weights.torch_file import load_safely, open_torch
 from .user_module import UserModule
+
+SAVE_WEIGHTS = "Take the safetensors of this model, or save it once with model.save_pretrained(folder)"
 
 
 def load_state_dict(plan: Plan, kind: str) -> tuple[LoadedModel, UserModule]:
@@ -50,8 +53,6 @@ def load_state_dict(plan: Plan, kind: str) -> tuple[LoadedModel, UserModule]:
         module=_with_zero(module, missing_batch_counters(fit)),
         checkpoint=finite(checkpoint, str(path)),
         inputs=user_module.inputs,
-        samples={},
-        samples_from="",
         outputs=user_module.outputs,
         task=user_module.task,
         renames=fit.renames,
@@ -87,6 +88,21 @@ def open_checkpoint(path: Path, kind: str, key: str = "") -> tuple[Checkpoint, l
     tensors, notes, rest = unwrap(load_safely(path), str(path), key)
     refuse_expanded(tensors, str(path))
     return in_memory(tensors), [*notes, "the format of torch before 1.6: read whole into memory"], rest
+
+
+def open_weights_only(
+    path: Path, key: str = "", *, expected: str = "weights", hint: str = SAVE_WEIGHTS
+) -> tuple[Checkpoint, list[str], str]:
+    """Open a checkpoint of any kind as `open_checkpoint` does.
+
+    Raises `UnsafeSourceError` with `hint` for a pickle that names code, `SourceError` for a file of another kind.
+    """
+    found = identify(path)
+    if found.code:
+        raise found.refused(str(path), hint)
+    if found.kind not in STATE_DICTS:
+        raise SourceError(f"expected {expected}, got {found.says}", where=str(path))
+    return open_checkpoint(path, found.kind, key)
 
 
 def _with_zero(module: nn.Module, names: list[str]) -> nn.Module:

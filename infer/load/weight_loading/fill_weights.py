@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from ...errors import SourceError, unknown
 from ...plan import Plan
 from ...spec import Choice, Finding
+from ...weights import Checkpoint, Weight, check_finite, num_bytes
+from ...weights.file_blocks import BLOCK_BYTES, FileBlocks, FileExtent, raw_bytes, row_blocks
 from ..loaded_model import LoadedModel
-from ..weights import Checkpoint, Weight, check_finite, num_bytes
-from ..weights.file_blocks import BLOCK_BYTES, FileBlocks, FileExtent, raw_bytes, row_blocks
 
 STRATEGIES = ("meta", "offload")
 # Above this share of the available memory, float weights are streamed.
@@ -134,6 +134,11 @@ class Slot(NamedTuple):
     attribute: str
     name: str
     tensor: Tensor
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """Identity of the place, whatever its name."""
+        return id(self.owner), self.attribute
 
 
 def saved_tensors(module: nn.Module) -> Iterator[Slot]:

@@ -13,8 +13,8 @@ from torch.overrides import TorchFunctionMode
 from ...errors import InferError, SourceError
 from ...library_errors import describe
 from ...spec import Finding
+from ...weights import Checkpoint
 from ..sources.user_module import user_code_errors
-from ..weights import Checkpoint
 from .fill_weights import assign, saved_tensors
 
 _EMPTY = (torch.empty, torch.empty_strided)

@@ -18,8 +18,8 @@ from torch.nn.modules.conv import _ConvNd
 
 from ...kernels.expert_layers import ExpertLinear
 from ...kernels.ops.linear_experts import by_expert
-from ..weights import Checkpoint, Weight
-from ..weights.file_blocks import row_blocks
+from ...weights import Checkpoint, Weight
+from ...weights.file_blocks import row_blocks
 
 BLOCK_BYTES = 16 << 20
 _CONVOLUTIONS: dict[type[nn.Module], Callable[..., Tensor]] = {

@@ -12,23 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..weights import Checkpoint, num_bytes
-from ..weights.file_blocks import BLOCK_BYTES, row_blocks
-from .fill_weights import assign
+from ...weights import Checkpoint, num_bytes
+from ...weights.file_blocks import BLOCK_BYTES, row_blocks
+from .fill_weights import Slot, assign
 from .meta_model import CheckpointMatch
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Attribute of a module that holds a tensor, by its name in the state dict."""
-
-    owner: nn.Module
-    attribute: str
-    name: str
-
-    @property
-    def key(self) -> tuple[int, str]:
-        return id(self.owner), self.attribute
 
 
 @dataclass
@@ -41,7 +28,7 @@ class KeptApart:
     def untie(self, module: nn.Module) -> nn.Module:
         """Give the parameters tensors of their own, in place, in a model as it was built."""
         for name in self.names:
-            _separate(_place(module, name))
+            _separate(_slot(module, name))
         return module
 
 
@@ -70,7 +57,7 @@ def keep_apart(module: nn.Module, model: Any, fit: CheckpointMatch, checkpoint: 
     kept = KeptApart()
     ranks = _ranks(model)
     for names in _tied(module):
-        places = [_place(module, name) for name in names]
+        places = [_slot(module, name) for name in names]
         stored = [place for place in places if place.name in fit.own]
         if len({fit.found[place.name] for place in stored}) < 2:
             continue
@@ -132,9 +119,10 @@ def _tied(module: nn.Module) -> list[list[str]]:
     return [names for names in names_by_tensor.values() if len(names) > 1]
 
 
-def _place(module: nn.Module, name: str) -> _Place:
+def _slot(module: nn.Module, name: str) -> Slot:
     path, _, attribute = name.rpartition(".")
-    return _Place(module.get_submodule(path), attribute, name)
+    owner = module.get_submodule(path)
+    return Slot(owner, attribute, name, getattr(owner, attribute))
 
 
 def _ranks(model: Any) -> dict[tuple[int, str], int]:
@@ -143,13 +131,12 @@ def _ranks(model: Any) -> dict[tuple[int, str], int]:
     pairs: dict[str, str] = {} if expand is None else expand(all_submodels=True)
     ranks: dict[tuple[int, str], int] = {}
     for name in (*pairs.values(), *pairs):
-        ranks.setdefault(_place(model, name).key, len(ranks))
+        ranks.setdefault(_slot(model, name).key, len(ranks))
     return ranks
 
 
-def _separate(place: _Place) -> None:
-    tied: Tensor = getattr(place.owner, place.attribute)
-    separate = torch.empty_like(tied, device="meta")
-    if isinstance(tied, nn.Parameter):
-        separate = nn.Parameter(separate, requires_grad=tied.requires_grad)
+def _separate(place: Slot) -> None:
+    separate = torch.empty_like(place.tensor, device="meta")
+    if isinstance(place.tensor, nn.Parameter):
+        separate = nn.Parameter(separate, requires_grad=place.tensor.requires_grad)
     assign(place.owner, place.attribute, separate)

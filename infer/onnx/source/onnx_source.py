@@ -14,9 +14,10 @@ from torch import Tensor
 
 from ... import rows as rows_of
 from ...coverage import Coverage
-from ...errors import NotUsableError, SourceError
+from ...errors import NotUsableError
 from ...graph.program import Graph, OnnxGraph
 from ...graph.typical_inputs import typical_inputs
+from ...load.sources.onnx_external_data import check_external, external_files
 from ...load.sources.onnx_file import quantized_nodes
 from ...plan import Plan
 from ...spec import BATCH
@@ -25,7 +26,6 @@ from ..rewrite import DOMAIN, GraphBuilder, RewriteResult, drop_unused
 from . import FORMATS, FP16, INT8, OPTION, WEIGHTS, source_weights, static_int8, weight_effects
 
 if TYPE_CHECKING:
-    import onnx
     import onnx_ir as ir
 
     from ..rewrite import Rewriter
@@ -46,19 +46,11 @@ def copy(source: Path, path: Path) -> None:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     model = onnx.load(str(source), load_external_data=False)
-    for name in sorted(_external(model)):
-        origin = (source.parent / name).resolve()
-        if not origin.is_relative_to(source.parent.resolve()):
-            raise SourceError(f"external data {name!r} lies outside the model's folder", where=str(source))
-        if not origin.is_file():
-            raise SourceError(
-                f"external data {name!r} is missing",
-                where=str(source),
-                hint="Copy it into the model's folder",
-            )
+    check_external(model, source, hard_links=True)
+    for name in sorted(external_files(model)):
         place = path.parent / name
         place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(origin, place)
+        shutil.copyfile(source.parent / name, place)
     stored = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in stored]
     if len(inputs) == len(model.graph.input):
@@ -189,20 +181,6 @@ def _refuse_opset(model: ir.Model, source: Path) -> None:
         where=str(source),
         hint="--backend ort --quant int8 stores its weights as int8; or export it again",
     )
-
-
-def _external(model: onnx.ModelProto) -> set[str]:
-    from onnx.external_data_helper import uses_external_data
-
-    tensors = list(model.graph.initializer)
-    tensors += [a.t for node in model.graph.node for a in node.attribute if a.HasField("t")]
-    return {
-        entry.value
-        for tensor in tensors
-        if uses_external_data(tensor)
-        for entry in tensor.external_data
-        if entry.key == "location"
-    }
 
 
 def _weight(node: ir.Node) -> np.ndarray | None:

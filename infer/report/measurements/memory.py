@@ -26,11 +26,11 @@ from ...artifact import files
 from ...graph import encoder_decoder_graphs
 from ...library_errors import MOST_SAID
 from ...llm.step.step_shape import StepShape
-from ...load.weights.safetensors_file import read_header
 from ...process import child, spawn
 from ...process.spawn import describe_exit
 from ...sanitize import shortened
 from ...spec import Finding
+from ...weights.safetensors_file import read_header
 
 
 def weights(tensors: Iterable[Tensor]) -> dict[str, int]:

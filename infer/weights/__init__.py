@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ...errors import SourceError
-from ...regular_files import open_regular
+from ..errors import SourceError
 from .file_blocks import BLOCK_BYTES, FileBlocks, FileExtent, row_blocks
 
 Rows = Callable[[int, int], dict[str, Tensor]]
@@ -52,16 +50,23 @@ def _stored_in_float() -> StoredCodes | None:
 class Weight:
     """Tensor of a checkpoint; nothing is resident until it is read, and nothing stays after.
 
-    `rows(start, stop)` reads rows of dimension 0 into memory of their own, a scalar whole. `extent` is where it lies
-    contiguous in a file, so that it can be mapped. `codes()` gives the codes of a weight that its source has
-    quantized, None for one in float.
+    `read_rows(start, stop)` reads rows that there are of dimension 0 into memory of their own, a scalar whole. `extent`
+    is where it lies contiguous in a file, so that it can be mapped. `codes()` gives the codes of a weight that its
+    source has quantized, None for one in float.
     """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    rows: Callable[[int, int], Tensor]
+    read_rows: Callable[[int, int], Tensor]
     extent: FileExtent | None = None
     codes: Callable[[], StoredCodes | None] = _stored_in_float
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Read rows of dimension 0, fewer where there are no more; a scalar whole."""
+        stop = min(stop, self.shape[0]) if self.shape else 1
+        if stop <= start:
+            return torch.empty((0, *self.shape[1:]), dtype=self.dtype)
+        return self.read_rows(start, stop)
 
     def read(self) -> Tensor:
         """Read the whole tensor into memory of its own."""
@@ -100,8 +105,7 @@ def in_file(file: FileBlocks, extent: FileExtent) -> Weight:
     def rows(start: int, stop: int) -> Tensor:
         if not shape:
             return file.tensor(dtype, (), extent.offset)
-        count = max(min(stop, shape[0]) - start, 0)
-        return file.tensor(dtype, (count, *shape[1:]), extent.offset + start * row_bytes)
+        return file.tensor(dtype, (stop - start, *shape[1:]), extent.offset + start * row_bytes)
 
     return Weight(dtype, shape, rows, extent)
 
@@ -143,7 +147,7 @@ def _checked(name: str, weight: Weight, where: str) -> Weight:
         check_finite(name, tensor, where, row=start)
         return tensor
 
-    return replace(weight, rows=rows)
+    return replace(weight, read_rows=rows)
 
 
 def num_bytes(
@@ -181,13 +185,3 @@ def check_finite(name: str, tensor: Tensor, where: str = "", *, row: int = 0) ->
             where=where,
             hint="The checkpoint is damaged, or training diverged: take an earlier one",
         )
-
-
-def open_weight_file(path: Path) -> Checkpoint:
-    """Open a safetensors file, its index JSON or a torch zip, by content; raise `SourceError` otherwise."""
-    from .safetensors_file import open_safetensors
-    from .torch_file import open_torch
-
-    with open_regular(path) as file:
-        head = file.read(4)
-    return open_torch(path).weights if head == b"PK\x03\x04" else open_safetensors(path).weights

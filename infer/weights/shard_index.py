@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ...errors import SourceError
-from ...regular_files import read_regular
+from ..errors import SourceError
+from ..regular_files import read_regular
 
 MAX_INDEX = 100_000_000  # bytes
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ...errors import SourceError
+from ..errors import SourceError
 from . import Weight, in_memory
 
 MAX_RATIO = 200  # of the arrays to the file: more is a decompression bomb, no weights

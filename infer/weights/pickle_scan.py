@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import torch
 
-from ...errors import SourceError
+from ..errors import SourceError
 
 MAX_PICKLE = 256 << 20
 _STRINGS = {

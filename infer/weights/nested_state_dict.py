@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import SourceError
+from ..errors import SourceError
 
 CONTAINERS = ("state_dict", "model_state_dict", "model", "module", "net", "network", "weights", "params")
 MAX_DEPTH = 3

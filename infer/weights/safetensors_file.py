@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...errors import SourceError
-from ...regular_files import open_regular
+from ..errors import SourceError
+from ..regular_files import open_regular
 from . import Weight, in_file
 from .file_blocks import FileBlocks, FileExtent
 from .shard_index import shards, weight_map

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from ...errors import SourceError
+from ..errors import SourceError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...errors import InferError, ResourceError
+from ..errors import InferError, ResourceError
 from .file_blocks import raw_bytes
 from .safetensors_file import DTYPES
 

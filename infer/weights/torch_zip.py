@@ -7,7 +7,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from ...errors import SourceError, UnsafeSourceError
+from ..errors import SourceError, UnsafeSourceError
 from .file_blocks import BLOCK_BYTES, FileBlocks
 
 MAX_MEMBERS = 10_000

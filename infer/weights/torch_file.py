@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor, FakeTensorMode
 
-from ...errors import SourceError, UnsafeSourceError
-from ...library_errors import describe
+from ..errors import SourceError, UnsafeSourceError
+from ..library_errors import describe
 from . import Weight, in_file
 from .file_blocks import FileBlocks, FileExtent
 from .nested_state_dict import unwrap
@@ -63,7 +63,7 @@ def open_torch(path: Path, *, verify: bool = False, key: str = "") -> TorchFile:
     return TorchFile(weights, notes, prefix)
 
 
-def load_safely(path: Path, where: str = "") -> Any:
+def load_safely(path: Path) -> Any:
     """Call `torch.load(weights_only=True)`, its failures as `SourceError`; never anything less safe."""
     try:
         with inert_types_allowed(), warnings.catch_warnings():
@@ -73,14 +73,14 @@ def load_safely(path: Path, where: str = "") -> Any:
         if "Unsupported operand" in str(error):
             raise SourceError(
                 "expected pickle protocol 2, got a newer one, which torch's weights-only loader does not read",
-                where=where or str(path),
+                where=str(path),
                 hint="Save it again with torch.save, without pickle_protocol",
             ) from error
         raise UnsafeSourceError(
-            f"torch's weights-only loader refuses it: {describe(error)}", where=where or str(path)
+            f"torch's weights-only loader refuses it: {describe(error)}", where=str(path)
         ) from error
     except (RuntimeError, ValueError, KeyError, EOFError, AssertionError, TypeError, AttributeError) as error:
-        raise SourceError(f"torch can't read it: {describe(error)}", where=where or str(path)) from error
+        raise SourceError(f"torch can't read it: {describe(error)}", where=str(path)) from error
 
 
 def _metadata(file: TorchZip) -> tuple[Any, list[str]]:
@@ -153,7 +153,7 @@ def _strided(file: FileBlocks, storage: FileExtent, stride: tuple[int, ...], fir
 
     def rows(start: int, stop: int) -> Tensor:
         """Read the span that the strides cover (for a transposed weight: all of it), then select."""
-        part = (max(min(stop, shape[0]) - start, 0), *shape[1:])
+        part = (stop - start, *shape[1:])
         if 0 in part:
             return torch.empty(part, dtype=dtype)
         span = 1 + sum((size - 1) * step for size, step in zip(part, stride, strict=True))
