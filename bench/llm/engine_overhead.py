@@ -15,10 +15,10 @@ from bench.llm.decoder_shapes import SHAPES
 from bench.shared.bars import Bar
 from bench.shared.repository import MODELS
 from infer.llm.engine.engine import Engine
-from infer.llm.engine.model_runner import StepRunner
 from infer.llm.engine.requests import Request
 from infer.llm.engine.sampling.sampling_options import Sampling
 from infer.llm.engine.scheduling.scheduler import EngineLimits
+from infer.llm.engine.step_runner import StepRunner
 from infer.llm.step.step_shape import StepShape
 
 OVERHEAD, PREFIX = "engine overhead, 32 sequences", "shared prefix of 1500 tokens, 32 requests"

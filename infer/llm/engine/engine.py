@@ -24,7 +24,7 @@ from ..text.grammar.grammar import GrammarCache
 from .cache.block_manager import BlockManager, new_cache
 from .cache.cache_sizing import CacheSizes
 from .cache.state_rows import StateRows
-from .model_runner import ModelRunner, StepRunner
+from .model_runner import ModelRunner
 from .prompt_lookup import PromptLookup
 from .recorded.decoder import RecordedDecoder
 from .request_manager import RequestManager
@@ -37,6 +37,7 @@ from .scheduling.scheduler import Scheduler
 from .source_encoder import SourceEncoder
 from .stats import EngineStats
 from .step_inputs import StepInputs
+from .step_runner import StepRunner
 
 if TYPE_CHECKING:
     import tokenizers

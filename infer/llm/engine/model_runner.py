@@ -7,9 +7,9 @@ sequence whose next token is then dropped; its place in the cache is free at onc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Many
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,14 +27,8 @@ from .sequence import ScheduledSequence
 from .source_encoder import SourceEncoder
 from .stats import EngineStats
 from .step_inputs import StepInputs
+from .step_runner import StepRunner
 from .stop_conditions import FAILURES, error_fields
-
-
-class StepRunner(Protocol):
-    """A step of a language model as a backend opens it."""
-
-    def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Run the step on the inputs of `llm.step.paged_step`: {"logits": float32 [rows, vocab]}; writes the cache."""
 
 
 class LaunchedStep(NamedTuple):

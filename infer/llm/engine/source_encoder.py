@@ -16,9 +16,9 @@ from ..step.encoder_decoder.source_pages import TOKENS, Source, encode, source_i
 
 if TYPE_CHECKING:
     from ..step.step_shape import SourceShape, StepShape
-    from .model_runner import StepRunner
     from .requests import Request
     from .sequence import ScheduledSequence
+    from .step_runner import StepRunner
 
 
 def source_tensors(source: SourceShape, request: Request) -> Source:
