@@ -62,9 +62,10 @@ the client leaves. With C cores (at most 4), C + 1 files are decoded at once, an
 than half a second; one client, told apart by its API key or its address, has at most C of each, and at most 128 of its
 files wait.
 
-Of one request for text, fixed: `n` 1 to 16, `stop` at most 16 of at most 1024 characters, `logprobs` and
-`top_logprobs` at most 20, `logit_bias` at most 1024 tokens, prompts at most 1024, messages (items) at most 4096, tools
-at most 128, token ids 0 to the vocabulary's size. A tensor has at most 16 dimensions. A model's name is
+Of one request for text, fixed: `n` 1 to 16, `stop` at most 16 of at most 1024 characters, `bad_words` at most 64 of at
+most 128, `logprobs` and `top_logprobs` at most 20, `logit_bias` at most 1024 tokens, prompts at most 1024, messages
+(items) at most 4096, tools at most 128, token ids 0 to the vocabulary's size. A tensor has at most 16 dimensions.
+A model's name is
 `[A-Za-z0-9][A-Za-z0-9._-]{0,127}`. A chat template may take one second of CPU time, a tokenizer five and one more
 for each 100,000 characters, each in a process that is killed then. A grammar is at most 64 KiB of JSON, 64
 levels deep, and may take 3 s of CPU time and 128 MiB of memory to compile, in a process of its own; one client compiles

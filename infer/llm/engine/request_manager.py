@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 import msgspec
 
+from ...errors import InputError
 from ..lora.adapters import Adapters
 from ..step.step_shape import SourceShape
 from ..text.detokenize import DetokenizerFactory
@@ -239,11 +240,13 @@ class RequestManager:
         """Return the tokens of words, at the begin of a text and behind a space."""
         if self._detokenizers is None:
             return []
-        spelled = [
-            text for word in words for text in (word, f" {word.lstrip()}") if text.strip() or text == word
-        ]
-        encodings = self._detokenizers.tokenizer.encode_batch(spelled, add_special_tokens=False)
-        return list(dict.fromkeys(tuple(one.ids) for one in encodings if one.ids))
+        behind = [f" {word.lstrip()}" for word in words if word.strip()]
+        encode = self._detokenizers.tokenizer.encode
+        try:
+            rows = [tuple(encode(text, add_special_tokens=False).ids) for text in (*words, *behind)]
+        except Exception as error:  # of no class of its own
+            raise InputError(f"a word has no tokens: {str(error)[:200]}", where="bad_words") from error
+        return [*dict.fromkeys(filter(None, rows))]
 
     def _end(self, sequence: Sequence) -> None:
         sequence.finished = True

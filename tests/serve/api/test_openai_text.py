@@ -407,6 +407,8 @@ REFUSED = [
     ({"response_format": {"type": "json_object", "strictly": True}}, "response_format.strictly"),
     ({"allowed_token_ids": [1 << 30]}, "allowed_token_ids"),
     ({"bad_words": [""]}, "bad_words"),
+    ({"bad_words": ["a"] * 65}, "bad_words"),
+    ({"bad_words": ["a" * 129]}, "bad_words[0]"),
     ({"bad_words_ids": [[5]]}, "bad_words_ids"),
     ({"logits_processors": ["x"]}, "logits_processors"),
     ({"no_repeat_ngram_size": 2}, "no_repeat_ngram_size"),
