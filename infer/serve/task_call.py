@@ -127,14 +127,14 @@ class TaskCall:
                 return await self._run_rows(step)
             case Encode():
                 self.check_admission()
-                return (await self.engine.tokenizer.encode_typed(step.texts, step.where))[0]
+                return (await self.engine.tokenizer.encode_typed(step.texts, step.where)).rows
             case EncodeSpans():
                 self.check_admission()
                 return await self.engine.tokenizer.encode_spans(step.texts, step.question, step.where)
             case FindTokens():
                 return await self.engine.tokenizer.find_tokens(step.tokens)
             case Decode():
-                return await self.engine.tokenizer.decode_rows(step.rows)
+                return await self.engine.tokenizer.decode(step.rows, "inputs")
             case Compute():
                 loop, pool = asyncio.get_running_loop(), self.context.service.pool
                 return await loop.run_in_executor(pool, step.function, *step.arguments)
@@ -189,8 +189,7 @@ class GenerationCall:
             case Generate():
                 return await self._generate(step.requests)
             case Decode():
-                decode = self.engine.tokenizers.decode
-                return [await decode(ids, skip) if ids else "" for ids, skip in step.rows]
+                return await self.engine.tokenizers.decode(step.rows)
             case Compute():
                 run, tenant = self.context.service.decoders.run, self.context.tenant
                 return await run(tenant, self._timeout(), step.function, *step.arguments)

@@ -35,7 +35,8 @@ async def completions(context: RequestContext) -> Any:
     answer = CompletionResponse(model, request, prompts, grammar, context.adapter)
     await compile_grammar(context, model, grammar, constrained_by)
     if request.echo:
-        answer.prompt_texts = {r.id: await model.tokenizers.decode(r.prompt, True) for r in answer.requests}
+        texts = await model.tokenizers.decode([(r.prompt, True) for r in answer.requests])
+        answer.prompt_texts = {r.id: text for r, text in zip(answer.requests, texts, strict=True)}
     model.metrics.unknown_fields.inc(unknown)
     stream = model.open(
         assign_tenant(context, answer.requests), timeout=timeout, stepwise=bool(request.stream)

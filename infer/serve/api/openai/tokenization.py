@@ -85,7 +85,7 @@ async def detokenize(context: RequestContext) -> Prompt:
     model = _model(context, request.model)
     if request.tokens:
         openai_prompts.check_ids(model, request.tokens, "tokens")
-    return Prompt(await model.tokenizers.decode(request.tokens, False))
+    return Prompt((await model.tokenizers.decode([(request.tokens, False)]))[0])
 
 
 async def tokenizer_info(context: RequestContext) -> TokenizerInfo:
