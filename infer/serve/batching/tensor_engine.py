@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from ...errors import DeadlineError, InferError, OverloadedError, UsageError
+from ...errors import DeadlineError, InferError, UsageError
 from ...tasks.media_model import IMAGE_TASKS, SOUND_TASKS, MediaModel
 from ..limits import ServeLimits
 from ..llm.tokenizer_pool import TokenizerPool, encoder_tokenizer
@@ -139,7 +139,7 @@ class TensorEngine:
         try:
             yield
         except InferError as error:
-            self.metrics.rejected("overloaded" if isinstance(error, OverloadedError) else error.code)
+            self.metrics.rejected(error)
             raise
 
     @property

@@ -93,7 +93,7 @@ class LLMEngine:
         try:
             stream = self.streams.open(requests, timeout=timeout, stepwise=stepwise)
         except InferError as error:
-            self.metrics.rejected("overloaded" if isinstance(error, OverloadedError) else error.code)
+            self.metrics.rejected(error)
             raise
         self.metrics.prompt_tokens.inc(tokens)
         return stream
@@ -109,8 +109,8 @@ class LLMEngine:
             raise NotReadyError("the server is stopping")
         try:
             self.admission.check(timeout, priority, requests, tokens, tenant)
-        except OverloadedError:
-            self.metrics.rejected("overloaded")
+        except OverloadedError as error:
+            self.metrics.rejected(error)
             raise
 
     @property

@@ -89,13 +89,18 @@ class TextJob:
             channel.send(answer)
 
     def _answer(self, asked: ToText) -> Any:
-        if isinstance(asked, EncodeChat) and isinstance(self._texts, GeneratorTexts):
-            signal.setitimer(signal.ITIMER_PROF, asked.template_seconds)
-            text = self._texts.render(**json.loads(asked.chat))
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            asked = CallTexts("encode", ([text], False), asked.seconds)
-        signal.setitimer(signal.ITIMER_VIRTUAL, asked.seconds)
-        return getattr(self._texts, asked.method)(*asked.arguments)
+        call = self._render(asked) if isinstance(asked, EncodeChat) else asked
+        signal.setitimer(signal.ITIMER_VIRTUAL, call.seconds)
+        return getattr(self._texts, call.method)(*call.arguments)
+
+    def _render(self, asked: EncodeChat) -> CallTexts:
+        """Return the call that tokenizes a conversation."""
+        if not isinstance(self._texts, GeneratorTexts):
+            raise InferError("an encoder takes no conversations")
+        signal.setitimer(signal.ITIMER_PROF, asked.template_seconds)
+        text = self._texts.render(**json.loads(asked.chat))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        return CallTexts("encode", ([text], False), asked.seconds)
 
 
 def compile_trial(compiler: GrammarCompiler, sock: socket.socket) -> None:
