@@ -24,7 +24,8 @@ from infer.predict.predictor import Predictor
 from infer.predict.text_generation import TextGeneration
 from infer.serve.api.openai import openai_request
 from infer.serve.api.openai.chat_types import ChatRequest
-from infer.serve.api.openai.openai_types import OPTION_NAMES, CompletionRequest
+from infer.serve.api.openai.openai_types import CompletionRequest
+from infer.serve.generation.request_fields import OPTION_NAMES, read_request
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 # One value for each option that is not its default, in Python; a new option needs one too.
@@ -110,7 +111,7 @@ def over_http(kind: type[Any] = CompletionRequest, **fields: Any) -> Request:
     body = json.loads(json.dumps(fields))
     call = SimpleNamespace(value=lambda: body, headers={"content-type": "application/json"})
     call.header = lambda name, default=None: call.headers.get(name, default)
-    request, _ = openai_request.read_request(call, kind)  # type: ignore[arg-type]
+    request, _ = read_request(call, kind)  # type: ignore[arg-type]
     model: Any = SimpleNamespace(language_model=LanguageStub(), vocab_size=VOCABULARY)
     limit = 256 if request.max_tokens is None else request.max_tokens
     echoed = request.logprobs if kind is CompletionRequest and request.echo else None

@@ -65,16 +65,6 @@ def from_base64(text: str, where: str) -> bytes:
     return found
 
 
-def check_admission(
-    context: RequestContext, engine: TensorEngine | LLMEngine, timeout: float, requests: int = 1
-) -> None:
-    """Raise `OverloadedError` or `NotReadyError` if these requests would be refused now, before they are decoded."""
-    if isinstance(engine, LLMEngine):
-        engine.check_admission(timeout=timeout, requests=requests, tenant=context.tenant)
-    else:
-        engine.check_admission(timeout=timeout, tenant=context.queue_tenant)
-
-
 async def open_files(
     context: RequestContext, model: MediaModel, files: Sequence[bytes], where: Sequence[str]
 ) -> tuple[list[Arrays], list[tuple[int, int]]]:

@@ -218,7 +218,7 @@ def check_memory(
     need = files + replicas * PROCESS_BYTES + asked
     left, where = int(psutil.virtual_memory().available) - taken, "are free on this machine"
     if budget is not None:
-        used = service.memory.processes.resident_bytes() if service is not None else 0
+        used = service.memory.resident_bytes() if service is not None else 0
         if budget - used - taken < left:
             left = max(budget - used - taken, 0)
             where = f"are left of the {_gib(budget)} memory limit"

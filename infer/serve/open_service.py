@@ -14,7 +14,7 @@ from .model_repository import ModelRepository
 from .observability.request_log import attach
 from .options import ServeOptions
 from .service import Service
-from .workers import model_loading
+from .workers.model_loading import ModelLoader
 
 log = logging.getLogger("infer.serve")
 
@@ -36,8 +36,8 @@ def tls_of(options: ServeOptions) -> ssl.SSLContext | None:
 
 def open_service(
     options: ServeOptions, repository: ModelRepository, keys: list[str] | None, stack: contextlib.ExitStack
-) -> Service:
-    """Open the latest version of every model, which `stack` closes, and return their service."""
+) -> tuple[Service, ModelAdmin | None]:
+    """Open the latest version of every model, which `stack` closes; return their service, its admin if asked for."""
     chosen, replicas = repository.latest(), options.replicas
     if options.lora and len(chosen) != 1:
         raise UsageError(f"expected one model with --lora, got {len(chosen)}", where="--lora")
@@ -47,21 +47,20 @@ def open_service(
     if warning is not None:
         log.warning("%s", warning)
     caches = check_all(chosen, replicas, options.memory, options.kv_memory)
-    opener = model_loading.ModelLoader(
-        options.load_options, replicas, options.in_process, bounds.watchdog_seconds, caches
-    )
-    models = opener.open(chosen, stack)
+    loader = ModelLoader(options.load_options, replicas, options.in_process, bounds.watchdog_seconds, caches)
+    models = loader.open(chosen, stack)
     service = Service(models, bounds, api_key=keys, share_prefix_cache=options.share_prefix_cache)
     attach(service, requests=options.log_requests, bodies=options.log_bodies, traces=options.otel)
-    if options.allow_reload:
-        service.admin = ModelAdmin(
-            service,
-            repository,
-            opener.begin,
-            replicas=replicas,
-            memory=options.memory,
-            kv_memory=options.kv_memory,
-            caches=caches,
-        )
-        stack.callback(service.admin.close)
-    return service
+    if not options.allow_reload:
+        return service, None
+    admin = ModelAdmin(
+        service,
+        repository,
+        loader.begin,
+        replicas=replicas,
+        memory=options.memory,
+        kv_memory=options.kv_memory,
+        caches=caches,
+    )
+    stack.callback(admin.close)
+    return service, admin

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,11 +23,11 @@ from ..options import Field, fields, from_values
 from ..plan import SERVED
 from .http.app import Scope, build
 from .http.body import Receive, Send
+from .model_repository import ModelLocation
 from .observability.request_log import attach
 from .options import ServeOptions
 from .service import Service
-from .workers import model_loading
-from .workers.messages import ModelSource
+from .workers.model_loading import ModelLoader
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -121,14 +122,11 @@ class RayReplica:
         # No replica knows the responses of another.
         bounds = msgspec.structs.replace(options.bounds, max_stored_bytes=0)
         self.stack = contextlib.ExitStack()
-        sources = [ModelSource(path=path, options=options.load_options) for path in options.artifacts]
-        # Ray calls this on the thread that its replica ends with, so workers end with it too: see `Process`.
-        models = model_loading.open_models(
-            sources,
-            self.stack,
-            in_process=options.in_process,
-            watchdog=bounds.watchdog_seconds,
+        loader = ModelLoader(
+            options.load_options, in_process=options.in_process, watchdog=bounds.watchdog_seconds
         )
+        # Ray calls this on the thread that its replica ends with, so workers end with it too: see `Process`.
+        models = loader.open([ModelLocation(path=Path(path)) for path in options.artifacts], self.stack)
         self.service = Service(
             models,
             bounds,

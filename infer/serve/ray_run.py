@@ -16,8 +16,8 @@ import msgspec
 from ..distribution import install
 from ..errors import InferError, NotUsableError, UsageError
 from . import ray_app
-from .http.access_control import read_key_file
-from .limits import LOOPBACK
+from .http.listener import require_key
+from .open_service import api_keys
 from .options import ServeOptions
 from .ray_app import NAME, application, replica_args
 
@@ -28,11 +28,7 @@ LOOK_SECONDS = 1.0
 def check(options: ServeOptions) -> None:
     """Raise `UsageError` for what can't be deployed and, where Ray is not installed, `NotUsableError`."""
     ray_app.check(options)
-    if options.host not in LOOPBACK and not options.api_key and not options.anonymous:
-        raise UsageError(
-            f"{options.host} can be reached from other machines, and no API key is set",
-            hint="Set --api-key (or INFER_API_KEY), or say --anonymous",
-        )
+    require_key(options.host, options.api_key, anonymous=options.anonymous)
     if missing := [path for path in options.artifacts if not Path(path).is_dir()]:
         raise UsageError(f"no artifact at {missing[0]}", hint="Every node must find it at this path")
     if find_spec("ray") is None:
@@ -42,8 +38,7 @@ def check(options: ServeOptions) -> None:
 def on_every_node(options: ServeOptions) -> ServeOptions:
     """Return the options as valid on every node: absolute paths, API keys read from their file."""
     paths = tuple(os.path.abspath(path) for path in options.artifacts)
-    keys = read_key_file(options.api_key_file) if options.api_key_file else []
-    own = {"artifacts": paths, "api_key": (*options.api_key, *keys), "api_key_file": None}
+    own = {"artifacts": paths, "api_key": tuple(api_keys(options) or ()), "api_key_file": None}
     return msgspec.structs.replace(options, **own)
 
 

@@ -21,6 +21,7 @@ import uvicorn
 from ..artifact.artifact_of_source import artifact_of
 from ..options import from_values
 from ..process.child import process_age
+from .api.kserve.kserve_repository import Repository
 from .fast_path.coalescer import Coalescer
 from .grpc import RpcListener, rpc_listener
 from .http import http_protocol
@@ -29,6 +30,7 @@ from .http.app import build
 from .http.listener import listen, port_errors
 from .http.request_life import RequestLife
 from .limits import LOOPBACK
+from .model_admin import ModelAdmin
 from .model_repository import ModelRepository
 from .open_service import api_keys, open_service, tls_of
 from .options import ServeOptions
@@ -71,7 +73,7 @@ def start(options: ServeOptions, *, say: Printer | None = None) -> int:
         repository = ModelRepository(
             artifact_of(options.plan(text), shown=True) for text in options.artifacts
         )
-        service = open_service(options, repository, keys, stack)
+        service, admin = open_service(options, repository, keys, stack)
         models = [engine.model for engine in service.models.values()]
         for model in models:
             for phase, seconds in model.phases.items():
@@ -84,7 +86,7 @@ def start(options: ServeOptions, *, say: Printer | None = None) -> int:
             started()
             (say or print_line)(line)
 
-        return serve(service, listener, tls=tls, hosts=hosts, say=announce, notes=notes, rpc=rpc)
+        return serve(service, listener, tls=tls, hosts=hosts, say=announce, notes=notes, rpc=rpc, admin=admin)
     return 0
 
 
@@ -97,11 +99,12 @@ def serve(
     say: Printer | None = None,
     notes: Sequence[str] = (),
     rpc: RpcListener | None = None,
+    admin: ModelAdmin | None = None,
 ) -> int:
     """Warm up, serve and drain; return the exit code: 0, or 1 when an engine died.
 
     `listener`: socket of `listener.listen`; `hosts`: accepted Host headers, None for any; `notes`: lines printed after
-    the startup line; `rpc`: where gRPC is served.
+    the startup line; `rpc`: where gRPC is served; `admin`: loads and unloads models for clients, None if they may not.
     """
     for engine in service.models.values():
         began = time.perf_counter()
@@ -117,7 +120,8 @@ def serve(
     gc.set_threshold(50_000, 20, 50)
     sys.setswitchinterval(SWITCH_INTERVAL)
     np.seterr(over="ignore", invalid="ignore")  # outputs are squared to see whether all are finite
-    app = build(service)
+    changes = None if admin is None else Repository(admin)
+    app = build(service, [] if changes is None else changes.routes())
     config = uvicorn.Config(
         app,
         timeout_graceful_shutdown=2,
@@ -131,7 +135,9 @@ def serve(
     server = Server(config)
     server.secure = tls is not None
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        return runner.run(_run_until_drained(app.life, server, listener, say or print_line, notes, rpc))
+        return runner.run(
+            _run_until_drained(app.life, server, listener, say or print_line, notes, rpc, changes)
+        )
 
 
 class Server(uvicorn.Server):
@@ -151,10 +157,11 @@ async def _run_until_drained(
     say: Printer,
     notes: Sequence[str],
     rpc: RpcListener | None,
+    changes: Repository | None,
 ) -> int:
     signals, service = Signals(asyncio.get_running_loop()), life.service
     service.start()
-    rpc_server = None if rpc is None else rpc.server(life)
+    rpc_server = None if rpc is None else rpc.server(life, changes)
     if rpc_server is not None:
         await rpc_server.start()
     serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from .. import __version__
 from ..errors import NotFoundError, NotReadyError, UsageError
@@ -17,13 +16,13 @@ from .limits import ServeLimits, check_model_name
 from .llm.llm_engine import LLMEngine
 from .media_decoder.processes import MediaDecoders
 from .observability.llm_metrics import EngineCollector, LLMMetricFamilies, LLMMetrics
-from .observability.memory import MemoryCollector, Processes
+from .observability.memory import MemoryCollector
 from .observability.metrics import Metrics
 from .served_model import ServedLanguageModel, ServedModel
 
 
 class Service:
-    """Served models of one server. `engines`: model name → engine; `state`: starting → ready → draining."""
+    """Served models of one server. `models`: by name; `state`: starting → ready → draining."""
 
     def __init__(
         self,
@@ -44,17 +43,14 @@ class Service:
         self.pool = ThreadPoolExecutor(2, thread_name_prefix="infer-text")
         self.decoders = MediaDecoders()  # of image and sound files
         self.grammars = ThreadPoolExecutor(8, thread_name_prefix="infer-grammar")  # threads that wait
-        self.models: dict[str, TensorEngine | LLMEngine] = {}  # tensor and language models
-        self.engines: dict[str, TensorEngine] = {}  # tensor models
-        self.generators: dict[str, LLMEngine] = {}  # language models
+        self.models: dict[str, TensorEngine | LLMEngine] = {}
         self.adapters: dict[str, str] = {}  # adapter name → model name
         self.collector, self.generation = EngineCollector(), LLMMetricFamilies(self.metrics.registry)
-        self.memory = MemoryCollector(Processes())
+        self.memory = MemoryCollector()
         for collector in (self.collector, self.memory):
             self.metrics.registry.read(collector.collect)
         self.routes: list[Route] = []  # set when the app is built
         self.retiring: list[TensorEngine | LLMEngine] = []  # replaced or removed, still running requests
-        self.admin: Any = None  # a `ModelAdmin`, whose file imports this one; None: models stay as they are
         self._loop: asyncio.AbstractEventLoop | None = None
         self.observers: list[Observer] = []  # called at the end of every request
         self.traces = False  # start a trace for requests without one
@@ -90,14 +86,12 @@ class Service:
         name, version = model.info.name, model.info.version
         several = self.keys is not None and len(self.keys) > 1
         metrics = self.metrics.model(name, version)
-        engine = TensorEngine(model, self.limits, metrics, shared_by_tenants=several)
-        self.engines[name] = engine
-        return engine
+        return TensorEngine(model, self.limits, metrics, shared_by_tenants=several)
 
     def _generator(self, model: ServedModel, language_model: ServedLanguageModel) -> LLMEngine:
         name, version = model.info.name, model.info.version
         counters = LLMMetrics(self.metrics, self.generation, name, version)
-        generator = self.generators[name] = LLMEngine(model, language_model, self.limits, counters)
+        generator = LLMEngine(model, language_model, self.limits, counters)
         self.collector.stats[name, version] = generator.engine_client.stats
         counters.add_step_tokens(generator.engine_client.stats)
         for adapter in generator.adapters:
@@ -134,8 +128,6 @@ class Service:
     def remove(self, name: str) -> TensorEngine | LLMEngine:
         """Stop serving a model and return it; it finishes its requests."""
         old = self.models.pop(name)
-        self.engines.pop(name, None)
-        self.generators.pop(name, None)
         self.adapters = {adapter: owner for adapter, owner in self.adapters.items() if owner != name}
         self.retiring.append(old)
         return old
@@ -183,10 +175,20 @@ class Service:
         """True if an engine ended by an error; the server then exits."""
         return any(model.failure is not None for model in self.models.values())
 
+    @property
+    def engines(self) -> dict[str, TensorEngine]:
+        """Tensor models by name."""
+        return {name: model for name, model in self.models.items() if isinstance(model, TensorEngine)}
+
+    @property
+    def generators(self) -> dict[str, LLMEngine]:
+        """Language models by name."""
+        return {name: model for name, model in self.models.items() if isinstance(model, LLMEngine)}
+
     def engine(self, name: str, version: str | None = None) -> TensorEngine:
         """Return the engine of a tensor model. Raises `NotFoundError` for a name or version that is not served."""
-        engine = self.engines.get(name)
-        if engine is None and name in self.generators:
+        engine = self.models.get(name)
+        if isinstance(engine, LLMEngine):
             raise NotFoundError(f"{name} is a language model", hint="It is served at /v1/completions")
         if engine is None:
             raise NotFoundError("no such model is served", hint=f"Served: {', '.join(self.engines)}")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -36,11 +36,26 @@ from .batching import text_inputs
 from .batching.collate import Arrays
 from .batching.infer_result import InferResult
 from .batching.tensor_engine import TensorEngine
-from .http.request_context import RequestContext, assign_tenant
-from .http.routing import NonfiniteError
+from .generation.engine_request import open_stream
+from .http.request_context import RequestContext
+from .http.routing import NonfiniteError, new_id
 from .llm.llm_engine import LLMEngine
 
 MAX_TEXTS = 1 << 14  # of one request, whatever the limits of the queue
+
+
+class TextUsage(msgspec.Struct):
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int = 0
+
+
+def refuse_uncut(truncate: bool) -> None:
+    """Raise `InputError` for a request that wants long texts refused, which is not offered."""
+    if not truncate:
+        raise InputError(
+            "texts longer than the model reads are always cut", where="truncate", hint="Leave truncate out"
+        )
 
 
 async def perform(steps: Steps[T], result_of: Callable[[Step], Awaitable[Any]]) -> T:
@@ -72,10 +87,14 @@ class TaskCall:
         self.context, self.engine, self.strict, self.default = context, engine, strict, default
         self.model, self.tokens = TextModel.of(engine.info), 0
 
-    def check_admission(self, timeout: float | None = None) -> None:
+    def check_admission(self) -> None:
         """Raise `OverloadedError` or `NotReadyError` if this request would be refused now, before it is prepared."""
-        left = self.context.timeout() if timeout is None else timeout
-        self.engine.check_admission(timeout=left, tenant=self.context.queue_tenant)
+        timeout, tenant = self.context.timeout(self.default), self.context.queue_tenant
+        self.engine.check_admission(timeout=timeout, tenant=tenant)
+
+    @property
+    def usage(self) -> TextUsage:
+        return TextUsage(self.tokens, self.tokens)
 
     def check_texts(self, texts: Sequence[TextOrPair], where: str) -> None:
         """Raise `InputError` for no text, an empty one, or too many."""
@@ -127,14 +146,14 @@ class TaskCall:
                 return await self._run_rows(step)
             case Encode():
                 self.check_admission()
-                return (await self.engine.tokenizer.encode_typed(step.texts, step.where))[0]
+                return (await self.engine.tokenizer.encode_typed(step.texts, step.where)).rows
             case EncodeSpans():
                 self.check_admission()
                 return await self.engine.tokenizer.encode_spans(step.texts, step.question, step.where)
             case FindTokens():
                 return await self.engine.tokenizer.find_tokens(step.tokens)
             case Decode():
-                return await self.engine.tokenizer.decode_rows(step.rows)
+                return await self.engine.tokenizer.decode(step.rows, "inputs")
             case Compute():
                 loop, pool = asyncio.get_running_loop(), self.context.service.pool
                 return await loop.run_in_executor(pool, step.function, *step.arguments)
@@ -146,8 +165,8 @@ class TaskCall:
     async def _run_texts(self, step: RunTexts) -> Outputs:
         self.check_texts(step.texts, step.where)
         self.check_admission()
-        most = self.context.service.limits.max_queue_rows
-        arrays = await text_inputs.tokenize(self.engine, step.texts, max_texts=most, prompted=True)
+        rows = await self.engine.tokenizer.encode_typed(step.texts, "texts")
+        arrays = text_inputs.padded_rows(self.engine, *rows)
         return await self.run_arrays(arrays, step.outputs)
 
     async def run_arrays(self, arrays: Arrays, outputs: Sequence[str]) -> Outputs:
@@ -172,36 +191,41 @@ class TaskCall:
 
 
 class GenerationCall:
-    """Calls of one request to one language model that reads sound; `kind`: with which the ids of its requests begin."""
+    """Calls of one request to one language model.
 
-    def __init__(self, context: RequestContext, engine: LLMEngine, kind: str) -> None:
-        self.context, self.engine, self.kind = context, engine, kind
+    `kind`: with which the ids of its requests begin; `default`: seconds of a request that names none.
+    """
+
+    def __init__(
+        self, context: RequestContext, engine: LLMEngine, kind: str, default: float | None = None
+    ) -> None:
+        self.context, self.engine, self.kind, self.default = context, engine, kind, default
+
+    def check_admission(self, requests: int = 1) -> None:
+        """Raise `OverloadedError` or `NotReadyError` if so many requests would be refused now."""
+        timeout, tenant = self.context.timeout(self.default), self.context.tenant
+        self.engine.check_admission(timeout=timeout, requests=requests, tenant=tenant)
 
     async def perform(self, steps: Steps[T]) -> T:
         """Perform the steps of a task, and return its answer."""
         return await perform(steps, self._result_of)
 
-    def _timeout(self) -> float:
-        return self.context.timeout(self.context.service.limits.generation_seconds)
-
     async def _result_of(self, step: Step) -> Any:
         match step:
             case Generate():
-                return await self._generate(step.requests)
+                return await self.generate(step.requests)
             case Decode():
-                decode = self.engine.tokenizers.decode
-                return [await decode(ids, skip) if ids else "" for ids, skip in step.rows]
+                return await self.engine.tokenizers.decode(step.rows)
             case Compute():
-                run, tenant = self.context.service.decoders.run, self.context.tenant
-                return await run(tenant, self._timeout(), step.function, *step.arguments)
+                run, left = self.context.service.decoders.run, self.context.timeout(self.default)
+                return await run(self.context.tenant, left, step.function, *step.arguments)
             case _:
                 raise InputError(f"{self.engine.info.name} generates text", where="model")
 
-    async def _generate(self, requests: Sequence[Request]) -> list[Completion]:
-        named = [replace(one, id=f"{self.kind}-{os.urandom(12).hex()}") for one in requests]
-        opened = assign_tenant(self.context, named)
-        stream = self.engine.open(opened, timeout=self._timeout(), stepwise=False)
-        self.context.measure = stream.timings
+    async def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """Return the completion of each request, to which the id is given here."""
+        named = [replace(one, id=new_id(f"{self.kind}-")) for one in requests]
+        stream = open_stream(self.context, self.engine, named, timeout=self.context.timeout(self.default))
         try:
             outputs = await stream.read_all()
         finally:

@@ -34,8 +34,7 @@ from infer.serve.grpc.rpc_server import PROTO
 from infer.serve.grpc.schema import message_classes
 from infer.serve.grpc.tensors import read_request
 from infer.serve.http import json_parse
-from infer.serve.http.body import read_body
-from infer.serve.http.body_memory import BodyMemory, BodyReservation
+from infer.serve.http.body import BodyMemory, BodyReservation, read_body
 from infer.serve.http.message_framing import ChunkedBody, FramingError, HeadScanner
 from infer.serve.http.request_context import RequestContext
 from infer.serve.limits import ServeLimits
@@ -223,13 +222,13 @@ def inflating(data: bytes, chance: random.Random) -> None:
 
 def server_events(data: bytes, chance: random.Random) -> None:
     """Check that one event is one line of valid JSON for any model output."""
-    from infer.serve.api.openai.chunk_writer import ChunkWriter
+    from infer.serve.api.openai.openai_response import ChunkedReply, ResponseHead
     from infer.serve.generation.event_stream import encode
 
     text = data.decode("utf-8", "replace") + chr(chance.choice([0x2028, 0x85, 10, 13, 0]))
-    event = ChunkWriter({"id": text[:9]}, usage=False).choice(
-        0, b'"text":%b' % encode(text), b"null", b"null"
-    )
+    head, usage = ResponseHead(text[:9], "text_completion", 0, "m", "f"), SimpleNamespace()
+    reply = ChunkedReply(head, CompletionRequest(model="m", prompt="x"), usage, 1)
+    event = reply.chunk(0, b'"text":%b' % encode(text), None, None)
     assert event.startswith(b"data: ")
     assert event.endswith(b"\n\n")
     assert event.count(b"\n") == 2

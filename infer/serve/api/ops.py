@@ -75,7 +75,7 @@ class Version(msgspec.Struct):
     version: str
 
 
-ERROR_FORMAT = ErrorFormat("ops", lambda error: error.status, lambda error: Error(error_text(error)), Error)
+ERROR_FORMAT = ErrorFormat("ops", lambda error, _: Error(error_text(error)), Error)
 
 
 def routes(service: Service) -> list[Route]:
@@ -205,5 +205,4 @@ async def example(context: RequestContext) -> InferRequest:
 
 def _input(engine: TensorEngine, spec: TensorSpec, array: np.ndarray) -> InferInput:
     row = rows.one(spec, array, 0, 1) if engine.collator.batched else array
-    data, _ = to_json(row)
-    return InferInput(name=spec.name, datatype=datatype(spec), shape=list(row.shape), data=data)
+    return InferInput(name=spec.name, datatype=datatype(spec), shape=list(row.shape), data=to_json(row))

@@ -9,9 +9,10 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from ...errors import DeadlineError, InferError, OverloadedError, UsageError
+from ...errors import DeadlineError, InferError, UsageError
 from ...tasks.media_model import IMAGE_TASKS, SOUND_TASKS, MediaModel
 from ..limits import ServeLimits
+from ..llm.tokenizer_pool import TokenizerPool, encoder_tokenizer
 from ..observability.metrics import ModelMetrics
 from ..served_model import ServedModel
 from ..workers.restart_policy import Quarantine, digest_of, error_for_requests
@@ -19,7 +20,6 @@ from .admission import AdmissionController
 from .batch_queue import BatchQueue
 from .batch_runner import BatchRunner, Executor, LocalExecutor
 from .collate import Arrays, Collator
-from .encoder_texts import EncoderTexts, texts_of
 from .infer_result import InferResult
 from .queue_items import BatchResult, FutureOwner, ItemOwner, QueueItem, queue_items
 from .sequences import SequenceCall, Sequences
@@ -71,7 +71,7 @@ class TensorEngine:
         self._tasks: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self.queue.latency.seed(model.speeds)
-        self._texts = texts_of(model)
+        self._texts = encoder_tokenizer(model)
         self.media = MediaModel(info) if info.task in (*IMAGE_TASKS, *SOUND_TASKS) else None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -139,7 +139,7 @@ class TensorEngine:
         try:
             yield
         except InferError as error:
-            self.metrics.rejected("overloaded" if isinstance(error, OverloadedError) else error.code)
+            self.metrics.rejected(error)
             raise
 
     @property
@@ -150,7 +150,7 @@ class TensorEngine:
         return self._loop
 
     @property
-    def tokenizer(self) -> EncoderTexts:
+    def tokenizer(self) -> TokenizerPool:
         """Tokenizer of texts. Raises `UsageError` for a model that takes none."""
         if self._texts is None:
             raise UsageError(f"{self.info.name} takes tensors, not text")

@@ -21,20 +21,13 @@ def takes_text(engine: TensorEngine) -> bool:
     return bool(padding) and set(engine.collator.inputs) <= set(padding)
 
 
-async def tokenize(
-    engine: TensorEngine,
-    given: Sequence[TextOrPair],
-    *,
-    max_texts: int,
-    prompt_name: str | None = None,
-    prompted: bool = False,
-) -> Arrays:
+async def tokenize(engine: TensorEngine, given: Sequence[TextOrPair], *, max_texts: int) -> Arrays:
     """Return `input_ids`, `attention_mask` and `token_type_ids`, as far as the model takes them.
 
-    Each is int64 [len(texts), longest]. The model's prompt is put before each text, unless it is there already
-    (`prompted`). Raises `InputError` for no text and for more than `max_texts`, and for a model that takes none.
+    Each is int64 [len(texts), longest]. The model's prompt is put before each text. Raises `InputError` for no text and
+    for more than `max_texts`, and for a model that takes none.
     """
-    texts = list(given) if prompted else with_prompt(given, engine.info.meta, prompt_name)
+    texts = with_prompt(given, engine.info.meta, None)
     if not texts:
         raise InputError("expected at least one text")
     if len(texts) > max_texts:
@@ -52,20 +45,13 @@ def padded_rows(
 
 def from_ids(engine: TensorEngine, rows: list[list[int]], where: str) -> Arrays:
     """Return `input_ids`, `attention_mask` and `token_type_ids` of rows of token ids, padded to the longest."""
-    longest = max(map(len, rows))
     size = int(engine.info.meta.get("vocab_size") or 2**31)
-    arrays = {
-        name: np.full((len(rows), longest), pad, dtype=np.int64)
-        for name, pad in engine.collator.padding.items()
-    }
     for index, row in enumerate(rows):
         if not row:
             raise InputError("expected at least one token", where=f"{where}[{index}]")
         if min(row) < 0 or max(row) >= size:
             raise InputError(f"a token id must be 0 to {size - 1}", where=f"{where}[{index}]")
-        for name, array in arrays.items():
-            array[index, : len(row)] = row if name == "input_ids" else int(name == "attention_mask")
-    return arrays
+    return padded_rows(engine, rows)
 
 
 def count_tokens(arrays: Arrays) -> int:

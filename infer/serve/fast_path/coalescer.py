@@ -44,8 +44,11 @@ class Coalescer:
             return 0
         if connection.over_limit or connection.flow.write_paused:
             return 0
-        engine = service.engines.get(known.path["model"])
-        if engine is None or known.path.get("version", engine.info.version) != engine.info.version:
+        engine = service.models.get(known.path["model"])
+        if (
+            not isinstance(engine, TensorEngine)
+            or known.path.get("version", engine.info.version) != engine.info.version
+        ):
             return 0
         body = data[start:end]
         if self._bodies.held + length > self._bodies.limit:

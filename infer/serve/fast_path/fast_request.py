@@ -17,7 +17,7 @@ from ..api.kserve.kserve_response import encode_response, encode_responses
 from ..batching.infer_result import InferResult, PendingResult
 from ..batching.queue_items import ItemOwner, QueueItem
 from ..batching.tensor_engine import TensorEngine
-from ..http.body_memory import BodyMemory
+from ..http.body import BodyMemory
 from ..http.http_protocol import HttpProtocol
 from ..http.request_context import RequestContext
 from ..http.routing import CLIENT_GONE, Response, header_lines
@@ -143,7 +143,7 @@ class FastRequest(PendingResult):
     def _send(self, response: Response) -> None:
         headers = [
             *self.connection.server_state.default_headers,
-            *self.context.response_headers(response, over_limit=False),
+            *self.context.response_headers(response),
         ]
         if CLOSE in headers:
             self.keep_alive = False

@@ -2,14 +2,14 @@
 
     start(context, model, conversation) -> Reply          prompt, constraint, admission, and the engine's request
     read_prompt(context, model, conversation) -> Prompt   token ids, and the image that a model reads
+    chat_prompt(model, messages, tools, options)          token ids of a conversation without images
 
 All raise `InputError` that names the field as the request of the dialect calls it.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -17,13 +17,14 @@ import msgspec
 
 from ...errors import InputError
 from ...llm.engine.requests import Request
-from ..http.request_context import RequestContext, assign_tenant
+from ..http.request_context import RequestContext
 from ..llm.llm_engine import LLMEngine
 from . import image_prompt
-from .engine_request import compile_grammar, complete_sampling, max_new_tokens
-from .prompt import chat_prompt
+from .engine_request import check_size, compile_grammar, complete_sampling, max_new_tokens, open_stream
 from .reply import Reply
 from .tools import Tools
+
+RESERVED = {"chat_template", "self", "messages", "tools", "documents"}  # of the arguments of a template
 
 
 class Conversation(msgspec.Struct, kw_only=True):
@@ -53,11 +54,6 @@ class Conversation(msgspec.Struct, kw_only=True):
     places: dict[str, str] = {}
 
 
-def new_id(prefix: str) -> str:
-    """Return a new id of a response, or of an item of one, as `resp_` and 32 hexadecimal digits."""
-    return f"{prefix}_{os.urandom(16).hex()}"
-
-
 class Prompt(NamedTuple):
     tokens: list[int]
     image: bytes | None
@@ -69,10 +65,8 @@ async def start(context: RequestContext, model: LLMEngine, conversation: Convers
     Raises also `OverloadedError`, and `GrammarError` for a constraint that can't be compiled.
     """
     with _named(conversation.places):
-        seconds = context.service.limits.generation_seconds
-        model.check_admission(
-            timeout=context.timeout(seconds), priority=conversation.priority, tenant=context.tenant
-        )
+        timeout, tenant = context.generation_timeout(), context.tenant
+        model.check_admission(timeout=timeout, priority=conversation.priority, tenant=tenant)
         usable = _tools(model, conversation)
         grammar = usable.constraint(conversation.grammar)
         constrained_by = "tools" if conversation.grammar is None else conversation.grammar_field
@@ -96,12 +90,8 @@ async def start(context: RequestContext, model: LLMEngine, conversation: Convers
             features=prompt.image,
         )
         await compile_grammar(context, model, grammar, constrained_by)
-        stream = model.open(
-            assign_tenant(context, [request]),
-            timeout=context.timeout(seconds),  # less what an image took
-            stepwise=conversation.stream,
-        )
-    context.measure = stream.timings
+        timeout = context.generation_timeout()  # less what an image took
+        stream = open_stream(context, model, [request], timeout=timeout, stepwise=conversation.stream)
     return Reply(model, request, stream, usable, prompt_end)
 
 
@@ -123,6 +113,45 @@ async def _read_prompt(
     shown = conversation.tools if usable.active else None
     options = conversation.template_options
     return Prompt(await chat_prompt(model, conversation.messages, shown, options), None)
+
+
+async def chat_prompt(
+    model: LLMEngine,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    options: Mapping[str, Any],
+) -> list[int]:
+    """Render the conversation with the model's chat template and tokenize it.
+
+    Raises `InputError`, also for a model without a template.
+    """
+    if model.template is None:
+        hint = "Use /v1/completions, which needs none"
+        raise InputError("this model has no chat template", where="messages", hint=hint)
+    for name in RESERVED & options.keys():
+        raise InputError(
+            f"{name} cannot be set in chat_template_kwargs", where=f"chat_template_kwargs.{name}"
+        )
+    check_size(model, [str(message.get("content", "")) for message in messages], "messages")
+    row = await model.tokenizers.encode_chat(messages, tools, options)
+    if not row:
+        raise InputError("the prompt is empty", where="messages")
+    return row
+
+
+def effort_options(model: LLMEngine, effort: str | None, where: str) -> dict[str, Any]:
+    """Return the chat template's variables for an effort of reasoning; raises `InputError` where it knows none."""
+    if effort is None:
+        return {}
+    sources = "".join(model.template.sources.values()) if model.template is not None else ""
+    if effort != "none" and not any(name in sources for name in ("reasoning_effort", "enable_thinking")):
+        raise InputError("this model's chat template knows no effort of reasoning", where=where)
+    return {"reasoning_effort": effort, **thinking_options(effort != "none")}
+
+
+def thinking_options(thinks: bool) -> dict[str, Any]:
+    """Return the chat template's variables for thoughts or none; DeepSeek's call theirs `thinking`."""
+    return {"enable_thinking": thinks, "thinking": thinks}
 
 
 @contextmanager

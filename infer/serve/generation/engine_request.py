@@ -1,4 +1,4 @@
-"""Parts of the engine's request that every route for text makes: limit of tokens, sampling, compiled grammar."""
+"""Requests to the engine as every route for text makes them: limit of tokens, sampling, grammar, their stream."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from functools import partial
 from typing import Any
 
 from ...errors import GrammarError, InputError, NotUsableError, UsageError
+from ...llm.engine.requests import Request
 from ...llm.engine.sampling.sampling_options import Sampling
 from ..http.request_context import RequestContext
 from ..llm.llm_engine import LLMEngine
+from ..llm.token_stream import TokenStream
 
 TOKEN_CHARACTERS = 256  # no token is longer, so a text beyond that times the context can't fit
 
@@ -71,3 +73,24 @@ async def compile_grammar(
         raise InputError(error.message, where=where, hint=error.hint) from error
     except UsageError as error:
         raise GrammarError(error.message, where=where, hint=error.hint) from error
+
+
+def open_stream(
+    context: RequestContext,
+    model: LLMEngine,
+    requests: Sequence[Request],
+    *,
+    timeout: float,
+    stepwise: bool = False,
+) -> TokenStream:
+    """Submit requests as those of the context's tenant; raises as `LLMEngine.open` does.
+
+    With keys a tenant has a prefix cache of its own, unless the operator lets them share one.
+    """
+    service, tenant = context.service, context.tenant
+    salt = tenant if service.keys is not None and not service.share_prefix_cache else ""
+    for request in requests:
+        request.tenant, request.salt = tenant, salt
+    stream = model.open(requests, timeout=timeout, stepwise=stepwise)
+    context.measure = stream.timings
+    return stream

@@ -44,7 +44,7 @@ class Message(msgspec.Struct, kw_only=True):
 
 
 class Reply:
-    """Reply of `model` to `request`, either streamed, output by output (`read`), or whole (`read_all`).
+    """Reply of `model` to `request`, either output by output (`read`), or as `messages` of all of them.
 
     The caller closes `stream`. `usage` counts what was read.
     """
@@ -80,12 +80,8 @@ class Reply:
             parts = [part for part in parts if not part.index]
         return parts, parser.finish_reason(finish)
 
-    async def read_all(self) -> list[Message]:
-        """Return the completions once they have ended, and close the stream."""
-        try:
-            outputs = await self.stream.read_all()
-        finally:
-            self.stream.close()
+    def messages(self, outputs: Sequence[Output]) -> list[Message]:
+        """Return the completions of all outputs."""
         messages = [
             Message(content=None, reasoning="", calls=[], logprobs=[], finish=None, stopped_by=None)
             for _ in self._parsers

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...distribution import install
 from ...errors import NotUsableError, UsageError
+from ..api.kserve.kserve_repository import Repository
 from ..http.listener import listen
 from ..http.request_life import RequestLife
 from ..options import ServeOptions
@@ -27,12 +28,15 @@ class RpcListener:
     certfile: str | None = None
     keyfile: str | None = None
 
-    def server(self, life: RequestLife) -> RpcServer:
-        """Return the server of this port, to be started on the running event loop."""
+    def server(self, life: RequestLife, changes: Repository | None = None) -> RpcServer:
+        """Return the server of this port, to be started on the running event loop.
+
+        `changes`: handlers that load and unload models, None if clients may not.
+        """
         from .rpc_server import RpcServer, server_credentials
 
         credentials = None if self.certfile is None else server_credentials(self.certfile, self.keyfile)
-        return RpcServer(life, self.socket, credentials)
+        return RpcServer(life, self.socket, credentials, changes)
 
 
 @contextlib.contextmanager

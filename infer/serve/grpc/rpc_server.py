@@ -35,8 +35,9 @@ from ...errors import (
 )
 from ..api import kserve
 from ..api.kserve import kserve_request
+from ..api.kserve.kserve_repository import Repository
 from ..api.kserve.kserve_types import ErrorText
-from ..http.body_memory import BodyReservation
+from ..http.body import BodyReservation
 from ..http.listener import address_of
 from ..http.request_context import RequestContext
 from ..http.request_life import RequestLife
@@ -49,9 +50,7 @@ SERVICE = "inference.GRPCInferenceService"
 PROTO = Path(__file__).with_name("kserve.proto")
 MOST_STREAMED = 64  # requests of one stream that run at a time
 LINGER = 1.0  # seconds for answers that are being sent at the end
-ERROR_FORMAT = ErrorFormat(
-    "kserve_grpc", lambda error: error.status, lambda error: ErrorText(error_text(error)), ErrorText
-)
+ERROR_FORMAT = ErrorFormat("kserve_grpc", lambda error, _: ErrorText(error_text(error)), ErrorText)
 CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -92,8 +91,14 @@ def _refusal(reason: str, hint: str) -> Rpc:
     return Rpc(refuse)
 
 
-def rpcs(*, reload: bool) -> dict[str, Rpc]:
-    """Return the methods but those that infer, by name. `reload`: clients may load and unload models."""
+def rpcs(changes: Repository | None) -> dict[str, Rpc]:
+    """Return the methods but those that infer, by name. `changes`: load and unload models, if clients may."""
+    if changes is None:
+        closed = _refusal("clients may not change the models of this server", "Start it with --allow-reload")
+        repository = dict.fromkeys(("Index", "ModelLoad", "ModelUnload"), closed)
+    else:
+        loads, unloads = Rpc(changes.load), Rpc(changes.unload)
+        repository = {"Index": Rpc(changes.index, "models"), "ModelLoad": loads, "ModelUnload": unloads}
     methods = {
         "ServerLive": Rpc(kserve.live, open=True, health=True),
         "ServerReady": Rpc(kserve.ready, health=True),
@@ -102,13 +107,8 @@ def rpcs(*, reload: bool) -> dict[str, Rpc]:
         "ModelMetadata": Rpc(kserve.metadata),
         "ModelConfig": Rpc(kserve.config, "config"),
         "ModelStatistics": Rpc(_statistics),
-        "RepositoryIndex": Rpc(kserve.repository_index, "models"),
-        "RepositoryModelLoad": Rpc(kserve.load_model),
-        "RepositoryModelUnload": Rpc(kserve.unload_model),
+        **{f"Repository{name}": rpc for name, rpc in repository.items()},
     }
-    if not reload:
-        closed = _refusal("clients may not change the models of this server", "Start it with --allow-reload")
-        methods |= {name: closed for name in methods if name.startswith("Repository")}
     shared = _refusal("shared memory is not supported", "Send tensors in raw_input_contents")
     for kind in ("System", "Cuda"):
         methods |= {f"{kind}SharedMemory{what}": shared for what in ("Status", "Register", "Unregister")}
@@ -119,11 +119,15 @@ def rpcs(*, reload: bool) -> dict[str, Rpc]:
 class RpcServer:
     """gRPC server of one service, on the running event loop.
 
-    `listener`: bound socket whose port it takes; `credentials`: of TLS.
+    `listener`: bound socket whose port it takes; `credentials`: of TLS; `changes`: see `rpcs`.
     """
 
     def __init__(
-        self, life: RequestLife, listener: socket.socket, credentials: grpc.ServerCredentials | None = None
+        self,
+        life: RequestLife,
+        listener: socket.socket,
+        credentials: grpc.ServerCredentials | None = None,
+        changes: Repository | None = None,
     ) -> None:
         self.life, self._messages = life, message_classes(PROTO)
         limits = life.service.limits
@@ -138,7 +142,7 @@ class RpcServer:
                     partial(self._call, name, rpc),
                 )
             )
-            for name, rpc in rpcs(reload=life.service.admin is not None).items()
+            for name, rpc in rpcs(changes).items()
         }
         infer = self._route("ModelInfer", kserve.infer, work=True)
         handlers["ModelInfer"] = grpc.stream_unary_rpc_method_handler(

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,8 @@ from ... import plugins
 from ...errors import NotFoundError
 from ..service import Service
 from .body import (
+    BodyMemory,
+    BodyReservation,
     ClientGoneError,
     Receive,
     Send,
@@ -25,8 +27,6 @@ from .body import (
     read_body,
     send_stream,
 )
-from .body_memory import BodyMemory, BodyReservation
-from .connection import ConnectionHandle
 from .request_context import RequestContext
 from .request_life import RequestLife
 from .routing import MethodError, Response, Route, to_response
@@ -51,9 +51,9 @@ class App(Router):
         self.life = life
 
 
-def build(service: Service) -> App:
-    """Make the application: one endpoint for each path."""
-    routes = route_table(service)
+def build(service: Service, more: Sequence[Route] = ()) -> App:
+    """Make the application: one endpoint for each path. `more`: routes beside those of the dialects."""
+    routes = [*route_table(service), *more]
     service.routes = routes
     bodies = BodyMemory(service.limits.max_bodies_bytes)
     service.metrics.add_process_gauges(lambda: bodies.held)
@@ -89,46 +89,35 @@ class Endpoint:
             client=(scope.get("client") or ("",))[0],
             query=scope.get("query_string", b"").decode("latin-1"),
             known=route is not None,
+            connection=state.get("connection"),
+            over_limit=bool(state.get("over_limit")),
         )
-        over_limit, connection = bool(state.get("over_limit")), state.get("connection")
         with life.running(context, began) as share:
-            response = await self._answer(
-                context, receive, share, over_limit=over_limit, connection=connection
-            )
-            await _send(context, response, receive, send, over_limit=over_limit, connection=connection)
+            response = await self._answer(context, receive, share)
+            await _send(context, response, receive, send)
             life.count(context, response.status, began)
 
-    async def _answer(
-        self,
-        context: RequestContext,
-        receive: Receive,
-        share: BodyReservation,
-        *,
-        over_limit: bool = False,
-        connection: ConnectionHandle | None = None,
-    ) -> Response:
+    async def _answer(self, context: RequestContext, receive: Receive, share: BodyReservation) -> Response:
+        route = context.route
         try:
-            self.life.admit(context, over_limit=over_limit)
+            self.life.admit(context)
             if not context.known:
                 raise (
                     MethodError(sorted(self.methods))
                     if self.methods
                     else NotFoundError("no route has this path", hint="/docs lists the routes")
                 )
-            if context.route.method == "POST":
-                precheck = (
-                    None if context.route.precheck is None else partial(context.route.precheck, context)
-                )
-                limits = self.life.service.limits
-                context.body = await read_body(receive, context.headers, limits, share, precheck)
-                context.began = time.monotonic()
-                return to_response(
-                    await cancel_on_disconnect(
-                        context.route.handler(context), receive, DISCONNECT_POLL_DELAY, connection
-                    ),
-                    context.route,
-                )
-            return to_response(await context.route.handler(context), context.route)
+            if route.method != "POST":
+                return to_response(await route.handler(context), route)
+            precheck = None if route.precheck is None else partial(route.precheck, context)
+            context.body = await read_body(
+                receive, context.headers, self.life.service.limits, share, precheck
+            )
+            context.began = time.monotonic()
+            work = cancel_on_disconnect(
+                route.handler(context), receive, DISCONNECT_POLL_DELAY, context.connection
+            )
+            return to_response(await work, route)
         except (ClientGoneError, asyncio.CancelledError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever it was, this request alone ends
@@ -143,16 +132,8 @@ class Endpoint:
         return max(beside, key=lambda route: dialects[route.error_format])
 
 
-async def _send(
-    context: RequestContext,
-    response: Response,
-    receive: Receive,
-    send: Send,
-    *,
-    over_limit: bool,
-    connection: ConnectionHandle | None = None,
-) -> None:
-    headers = context.response_headers(response, over_limit=over_limit)
+async def _send(context: RequestContext, response: Response, receive: Receive, send: Send) -> None:
+    headers, connection = context.response_headers(response), context.connection
     if response.stream is not None:
         await send_stream(response, headers, receive, send, connection)
         return

@@ -1,4 +1,4 @@
-"""Request and response bodies, and detection of clients that disconnect or stop reading.
+"""Request and response bodies, and detection of clients that disconnect.
 
 Request bodies are read within limits of size, time, transfer rate, inflated size, and total size of all requests.
 """
@@ -10,9 +10,8 @@ import zlib
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, TypeVar
 
-from ...errors import InputError, TooLargeError, UnsupportedMediaError
+from ...errors import InputError, OverloadedError, TooLargeError, UnsupportedMediaError
 from ..limits import ServeLimits
-from .body_memory import BodyReservation
 from .connection import ConnectionHandle
 from .routing import Response, SlowBodyError
 
@@ -21,11 +20,35 @@ Precheck = Callable[[bytes, bool], None]  # first bytes of the body, True if the
 INLINE_BYTES = 64 << 10  # larger bodies are inflated in a thread
 T = TypeVar("T")
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-READ_SECONDS = 30.0  # without progress of a write, after which the client counts as gone
 
 
 class ClientGoneError(Exception):
     """Client disconnected; no response can be sent."""
+
+
+class BodyMemory:
+    """Count of the bytes of all request bodies in memory, as they arrive. `limit`, `held`: bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.held = limit, 0
+
+
+class BodyReservation:
+    """Bytes of one request in a `BodyMemory`; `close` releases them."""
+
+    def __init__(self, bodies: BodyMemory) -> None:
+        self._bodies, self._mine = bodies, 0
+
+    def take(self, size: int) -> None:
+        """Reserve bytes. Raises `OverloadedError` when all bodies together would exceed the limit."""
+        if self._bodies.held + size > self._bodies.limit:
+            raise OverloadedError(f"request bodies in memory exceed the limit of {self._bodies.limit} bytes")
+        self._bodies.held += size
+        self._mine += size
+
+    def close(self) -> None:
+        self._bodies.held -= self._mine
+        self._mine = 0
 
 
 async def read_body(
@@ -189,47 +212,21 @@ async def send_stream(
     send: Send,
     connection: ConnectionHandle | None = None,
 ) -> None:
-    """Send each part of the stream as one write. Raises `ClientGoneError` if the client leaves or stops reading."""
+    """Send each part of the stream as one write. Raises `ClientGoneError` if the client leaves.
+
+    One that stops reading is disconnected: see `SlowReaderTimeout`.
+    """
     stream = response.stream
     if stream is None:
         return
 
-    reader = _WriteTimeout()
-
     async def pump() -> None:
         async for part in stream:
-            reader.since = reader.time()
             await send({"type": "http.response.body", "body": part, "more_body": True})
-            reader.since = None
 
     try:
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         await cancel_on_disconnect(pump(), receive, 0, connection)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-    except asyncio.CancelledError:
-        if reader.gone:
-            raise ClientGoneError from None
-        raise
     finally:
-        reader.timer.cancel()
         stream.close()
-
-
-class _WriteTimeout:
-    """Cancels the task that made it when one write takes too long. `since`: start of the current write, or None.
-
-    One periodic timer: a timer per write would cost as much as the write.
-    """
-
-    def __init__(self) -> None:
-        self.loop, self.task = asyncio.get_running_loop(), asyncio.current_task()
-        self.time, self.gone = self.loop.time, False
-        self.since: float | None = None
-        self.timer = self.loop.call_later(READ_SECONDS / 4, self._check_timeout)
-
-    def _check_timeout(self) -> None:
-        if self.since is not None and self.time() - self.since > READ_SECONDS and self.task is not None:
-            self.gone = True
-            self.task.cancel()
-        else:
-            self.timer = self.loop.call_later(READ_SECONDS / 4, self._check_timeout)

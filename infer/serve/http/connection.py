@@ -1,24 +1,90 @@
-"""Connection: deadlines of request heads, bodies and idle time, flow control, and refusal of bad requests."""
+"""Parts of a connection: its writes, flow control, the timeout of slow readers, and its handle for the application."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from collections.abc import Callable, Iterator
-from http import HTTPStatus
-from typing import NoReturn
+from typing import Any
 
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..limits import ServeLimits
-from .message_framing import ChunkedBody, SizedBody, refusal
-from .slow_reader import CountingTransport, SlowReaderTimeout
 
-Refused = Callable[[int], None]
-LINGER = 1.0  # seconds a refused client may go on sending: closing with unread bytes would lose the refusal
-GRACE = 1.0  # seconds after which a late body is refused here, if its route has not done so
+
+class CountingTransport:
+    """Transport wrapper that counts written bytes, and joins those written between `cork` and `uncork`."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport, self.written = transport, 0
+        self._corked: list[bytes] | None = None
+        self.is_closing = transport.is_closing  # called at every read: not through __getattr__
+
+    def write(self, data: bytes) -> None:
+        self.written += len(data)
+        if self._corked is None:
+            self._transport.write(data)
+        else:
+            self._corked.append(data)
+
+    def cork(self) -> None:
+        """Hold back what is written until `uncork`, `close` or `write_eof`."""
+        self._corked = []
+
+    def uncork(self) -> None:
+        """Write all that was held back at once: each write is a system call."""
+        corked, self._corked = self._corked, None
+        if corked:
+            self._transport.write(b"".join(corked))
+
+    def close(self) -> None:
+        self.uncork()
+        self._transport.close()
+
+    def write_eof(self) -> None:
+        self.uncork()
+        self._transport.write_eof()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    @property
+    def waiting(self) -> int:
+        """Bytes in the write buffer."""
+        return self._transport.get_write_buffer_size()
+
+
+class SlowReaderTimeout:
+    """Abort of a connection that sends less than `min_bytes_per_second` over `send_seconds` while bytes wait."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, meter: CountingTransport, limits: ServeLimits
+    ) -> None:
+        self._loop, self._meter, self._seconds = loop, meter, limits.send_seconds
+        self._least = limits.min_bytes_per_second * limits.send_seconds
+        self._timer: asyncio.TimerHandle | None = None
+        self._gone = 0  # bytes sent at the last check
+
+    def begin(self) -> None:
+        """Start the timer if bytes wait to be sent."""
+        if self._timer is None and self._meter.waiting:
+            self._wait()
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _wait(self) -> None:
+        self._gone = self._meter.written - self._meter.waiting
+        self._timer = self._loop.call_later(self._seconds, self._check_progress)
+
+    def _check_progress(self) -> None:
+        self._timer = None
+        waiting = self._meter.waiting
+        if waiting and self._meter.written - waiting - self._gone < self._least:
+            self._meter.abort()
+        elif waiting:
+            self._wait()
 
 
 class ConnectionFlowControl(FlowControl):
@@ -65,114 +131,3 @@ class ConnectionHandle:
             yield
         finally:
             self._meter.uncork()
-
-
-class RefusedError(Exception):
-    """Raised in a parser callback to end parsing; the parser turns it into an error of its own."""
-
-
-class Connection(HttpToolsProtocol):
-    """Base of `HttpProtocol`: timers and refusals of one connection.
-
-    `_body`: rest of the current body, None in a head; `_head`: bytes of the head so far; `_held`: bytes received after
-    a request that is not answered yet; `_idle_since`: loop time since which the connection is idle, infinite while
-    it is not.
-    """
-
-    limits = ServeLimits()
-    refused: Refused = staticmethod(lambda status: None)
-    flow: ConnectionFlowControl  # type: ignore[assignment]
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        meter = CountingTransport(transport)
-        super().connection_made(meter)  # type: ignore[arg-type]
-        self.flow = ConnectionFlowControl(transport)
-        self.handle = ConnectionHandle(meter, self.flow)
-        self._reader = SlowReaderTimeout(self.loop, meter, self.limits)
-        self._body: SizedBody | ChunkedBody | None = None
-        self._head, self._held, self._idle_since = 0, b"", math.inf
-        self._refusal, self._lingering = HTTPStatus.BAD_REQUEST, False
-        self._timer: asyncio.TimerHandle | None = None
-        self._arm(self.limits.header_seconds)
-        excess = len(self.connections) - self.limits.max_connections
-        self.over_limit = excess > 0
-        if excess > self.limits.spare_connections:
-            self.refused(HTTPStatus.SERVICE_UNAVAILABLE)
-            transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._disarm()
-        self._unset_keepalive_if_required()
-        self._reader.end()
-        super().connection_lost(exc)
-        self.handle.lose()
-        self.cycle = None  # type: ignore[assignment]  # a reference cycle: freed now, not by the collector
-
-    @property
-    def _busy(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
-
-    def _start_idle(self) -> None:
-        self._idle_since = self.loop.time()
-        if self.timeout_keep_alive_task is None:
-            self._wait_for_more(self.timeout_keep_alive)
-
-    def _wait_for_more(self, seconds: float) -> None:
-        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
-
-    def timeout_keep_alive_handler(self) -> None:
-        """Close the connection if it was idle long enough, else set the timer again: one timer serves many requests."""
-        self.timeout_keep_alive_task = None
-        left = self._idle_since + self.timeout_keep_alive - self.loop.time()
-        if math.isinf(left):
-            return  # busy: `_start_idle` sets the timer
-        if left > 0.001:
-            self._wait_for_more(left)
-            return
-        super().timeout_keep_alive_handler()
-        self._reader.begin()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._reader.begin()
-
-    def _fail_and_close(self, status: HTTPStatus) -> None:
-        """Send an error if the current request has no response yet, and close the connection."""
-        if self._lingering or self.transport.is_closing():
-            return
-        self._disarm()
-        self._lingering, self._held = True, b""
-        answered = self._body is not None and not self._busy
-        if self._busy:
-            answered = self.cycle.response_started
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
-            self.handle.lose()
-        if not answered:
-            self.refused(status)
-            self.transport.write(refusal(status))
-        if answered or not self.transport.can_write_eof():
-            self.transport.close()
-        else:
-            self.transport.write_eof()
-            self._timer = self.loop.call_later(LINGER, self.transport.close)
-        self._reader.begin()
-
-    def _refuse(self, status: HTTPStatus) -> NoReturn:
-        self._refusal = status
-        raise RefusedError(status.phrase)
-
-    def _arm(self, seconds: float) -> None:
-        self._timer = self.loop.call_later(seconds, self._on_timeout)
-
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _on_timeout(self) -> None:
-        self._timer = None
-        if self._head or self._body is not None:
-            self._fail_and_close(HTTPStatus.REQUEST_TIMEOUT)
-        else:
-            self.transport.close()

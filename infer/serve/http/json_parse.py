@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
-from ...errors import InputError
+from ...errors import InputError, UnsupportedMediaError
 
 T = TypeVar("T")
 PLAIN = frozenset((int, float, bool, type(None)))
@@ -20,18 +20,30 @@ class InvalidUnicodeError(InputError):
     code = "invalid_unicode"
 
 
-def decode(text: bytes | bytearray | memoryview, to: type[T], *, max_depth: int = 64) -> T:
+def require_json(headers: Mapping[bytes, bytes]) -> None:
+    """Raise `UnsupportedMediaError` for a body whose Content-Type is not JSON."""
+    media = headers.get(b"content-type", b"application/json").partition(b";")[0].strip().lower()
+    if media != b"application/json":
+        raise UnsupportedMediaError("the body must be JSON", hint="Send Content-Type: application/json")
+
+
+def decode(text: bytes | bytearray | memoryview, to: type[T]) -> T:
     """Decode a JSON document to type `to`. Raises `InputError` with the path of the value."""
-    return convert(parse(text, max_depth=max_depth), to)
+    return convert(parse(text), to)
 
 
-def convert(value: object, to: type[T], *, strict: bool = True) -> T:
-    """Convert a value of `parse` to type `to`; not `strict`: text to numbers too. Raises `InputError` with its path."""
+def convert(value: object, to: type[T], *, strict: bool = True, where: str | None = None) -> T:
+    """Convert a value of `parse` to type `to`; not `strict`: text to numbers too.
+
+    Raises `InputError` with the path of what is wrong; `where`: place of the value, if it is a part of a request.
+    """
     try:
         return msgspec.convert(value, to, strict=strict)
     except msgspec.ValidationError as error:
-        message, _, where = str(error).partition(" - at `")
-        raise InputError(message, where=where.rstrip("`")) from error
+        message, _, path = str(error).partition(" - at `")
+        path = path.rstrip("`")
+        place = path if where is None else f"{where}{path.removeprefix('$')}".removeprefix(".")
+        raise InputError(message, where=place) from error
 
 
 def parse(text: bytes | bytearray | memoryview, *, max_depth: int = 64) -> Any:

@@ -36,11 +36,7 @@ def listen(
     Raises `UsageError` for an address that other machines reach without `api_key` or `anonymous`, `BusyError` for a
     port in use, `NotUsableError` for another error of the system.
     """
-    if host not in LOOPBACK and not api_key and not anonymous:
-        raise UsageError(
-            f"{host} can be reached from other machines, and no API key is set",
-            hint="Set --api-key (or INFER_API_KEY), or say --anonymous",
-        )
+    require_key(host, api_key, anonymous=anonymous)
     if not 0 <= port < 65536:
         raise UsageError(f"expected a port of 0 to 65535, got {port}")
     try:
@@ -53,6 +49,15 @@ def listen(
         with port_errors(host, port, option):
             listener.bind(address)
         yield listener
+
+
+def require_key(host: str, api_key: str | Sequence[str] | None, *, anonymous: bool) -> None:
+    """Raise `UsageError` for an address that other machines reach without `api_key` or `anonymous`."""
+    if host not in LOOPBACK and not api_key and not anonymous:
+        raise UsageError(
+            f"{host} can be reached from other machines, and no API key is set",
+            hint="Set --api-key (or INFER_API_KEY), or say --anonymous",
+        )
 
 
 def address_of(listener: socket.socket) -> str:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 from ...errors import DeadlineError, InferError, InputError, TooLargeError
-from ...llm.engine.requests import Request
 from ..service import Service
 from . import json_parse
+from .connection import ConnectionHandle
 from .routing import Response, Route, UnauthorizedError
 from .trace_context import TraceContext
 
@@ -29,6 +29,7 @@ class RequestContext:
     """HTTP request with its service and route, as handlers, logs and traces see it.
 
     `path`: parameters of the path; `query`: the text behind its "?"; `adapter`: LoRA adapter that the request named;
+    `connection`: its connection, None of another ASGI server's; `over_limit`: that is one above the limit;
     `known`: the path supports the method; `began`: monotonic time from which its deadline counts, the end of its body;
     `seconds`: those that its body allows it, if it says so; `error`: set if the request failed; `measure`: set when it
     is answered, returns its times by name.
@@ -46,6 +47,8 @@ class RequestContext:
     client: str = ""
     query: str = ""
     known: bool = True
+    connection: ConnectionHandle | None = None
+    over_limit: bool = False
     began: float = field(default_factory=time.monotonic)
     seconds: float | None = None
     trace: TraceContext | None = None
@@ -90,6 +93,10 @@ class RequestContext:
             raise DeadlineError(f"the request took longer than its {allowed:g} s")
         return left
 
+    def generation_timeout(self) -> float:
+        """Return the seconds left of a request for generated text, as `timeout` does."""
+        return self.timeout(self.service.limits.generation_seconds)
+
     @property
     def tenant(self) -> str:
         """Name of the request's API key, or its address (IPv6: the /64 network)."""
@@ -108,8 +115,8 @@ class RequestContext:
         """Tenant whose share of a tensor queue the request takes; see `queue_tenant_of`."""
         return queue_tenant_of(self.service, self.headers)
 
-    def response_headers(self, response: Response, *, over_limit: bool) -> list[tuple[bytes, bytes]]:
-        """Return all headers of a response but its length. `over_limit`: of a connection above the limit."""
+    def response_headers(self, response: Response) -> list[tuple[bytes, bytes]]:
+        """Return all headers of a response but its length."""
         headers = [
             (b"content-type", response.media.encode()),
             (b"x-request-id", self.request_id.encode()),
@@ -117,7 +124,8 @@ class RequestContext:
         ]
         if self.trace is not None:
             headers.append((b"traceresponse", self.trace.header()))
-        if (over_limit or self.service.state == "draining") and (b"connection", b"close") not in headers:
+        closes = self.over_limit or self.service.state == "draining"
+        if closes and (b"connection", b"close") not in headers:
             headers.append((b"connection", b"close"))
         return headers
 
@@ -136,12 +144,3 @@ def queue_tenant_of(service: Service, headers: Mapping[bytes, bytes]) -> str:
     """Return the tenant whose share of a tensor queue a request takes; "" with fewer than two keys."""
     keys = service.keys
     return keys.tenant(headers) if keys is not None and len(keys) > 1 else ""
-
-
-def assign_tenant(context: RequestContext, requests: Sequence[Request]) -> Sequence[Request]:
-    """Set the tenant of each request; with keys, also a prefix-cache salt per tenant."""
-    service, tenant = context.service, context.tenant
-    salt = tenant if service.keys is not None and not service.share_prefix_cache else ""
-    for request in requests:
-        request.tenant, request.salt = tenant, salt
-    return requests

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterator, Mapping
 
 from ...errors import InferError
 from ..service import Service
-from .body import ClientGoneError
-from .body_memory import BodyMemory, BodyReservation
+from .body import BodyMemory, BodyReservation, ClientGoneError
+from .connection import ConnectionHandle
 from .request_context import RequestContext
 from .routing import (
     CLIENT_GONE,
@@ -59,10 +59,12 @@ class RequestLife:
         client: str,
         query: str = "",
         known: bool = True,
+        connection: ConnectionHandle | None = None,
+        over_limit: bool = False,
     ) -> RequestContext:
         """Return the context of a request, with the id and the trace that its header lines name, or new ones.
 
-        `known`: the path supports the method.
+        `known`: the path supports the method; the others are as in `RequestContext`.
         """
         service, headers = self.service, dict(lines)
         asked = headers.get(b"x-request-id", b"")
@@ -77,6 +79,8 @@ class RequestLife:
             client=client,
             query=query,
             known=known,
+            connection=connection,
+            over_limit=over_limit,
             trace=start_trace(lines, always=service.traces) if traced else None,
         )
 
@@ -100,14 +104,12 @@ class RequestLife:
             share.close()
             self.service.active -= 1
 
-    def admit(self, context: RequestContext, *, over_limit: bool = False) -> None:
+    def admit(self, context: RequestContext) -> None:
         """Raise unless the request may go on: `TooManyConnectionsError`, `UnauthorizedError`; for work also
         `DeadlineError` and `NotReadyError`.
-
-        `over_limit`: it came over a connection above the limit.
         """
         if not (context.known and context.route.open):
-            if over_limit:
+            if context.over_limit:
                 raise TooManyConnectionsError("too many connections are open")
             context.require_key()
         if context.known and context.route.work:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -101,12 +102,23 @@ def header_lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
 
 @dataclass(frozen=True)
 class ErrorFormat:
-    """Status and body of an error in one API. `api`: metric label of the API; `schema`: struct of the body."""
+    """Form of an error in one API.
+
+    `api`: metric label of the API; `body`: makes the body, a `schema`, of an error and its status; `overloaded`: status
+    of a refusal because too much waits.
+    """
 
     api: str
-    status: Callable[[InferError], int]
-    body: Callable[[InferError], Any]
+    body: Callable[[InferError, int], msgspec.Struct]
     schema: type[msgspec.Struct]
+    overloaded: int = OverloadedError.status
+
+    def status(self, error: InferError) -> int:
+        return self.overloaded if isinstance(error, OverloadedError) else error.status
+
+    def encode(self, error: InferError) -> bytes:
+        """Return the body as JSON."""
+        return msgspec.json.encode(self.body(error, self.status(error)))
 
 
 @dataclass(frozen=True)
@@ -139,6 +151,11 @@ class Route:
     query: type[msgspec.Struct] | None = None
 
 
+def new_id(prefix: str, size: int = 12) -> str:
+    """Return a new id of a response, or of an item of one: `rerank-` and two hexadecimal digits for each byte."""
+    return f"{prefix}{os.urandom(size).hex()}"
+
+
 def error_text(error: InferError) -> str:
     """Return the text of an error for a response."""
     return sanitize_text(str(error))
@@ -168,7 +185,7 @@ def to_response(value: object, route: Route) -> Response:
 
 def error_response(error: InferError, error_format: ErrorFormat) -> Response:
     """Return the error response in the format of an API, with the headers of its kind (Retry-After, Allow, …)."""
-    response = Response(msgspec.json.encode(error_format.body(error)), error_format.status(error))
+    response = Response(error_format.encode(error), error_format.status(error))
     if isinstance(error, OverloadedError):
         seconds = min(max(error.retry_after, 0.001), 60.0)
         response.headers += [

@@ -19,7 +19,7 @@ from ..workers.self_test import warm_up
 from .grammar_trials import grammar_trials_of
 from .prompt_queue import PromptAdmission
 from .token_stream import OpenStreams, TokenStream
-from .tokenizer_pool import ForkedTokenizer, LocalTokenizer, TokenizerPool, fork_server_of
+from .tokenizer_pool import fork_server_of, generator_tokenizer
 
 log = logging.getLogger("infer.serve")
 LOOK_SECONDS = 0.25
@@ -56,9 +56,7 @@ class LLMEngine:
         self.fingerprint = f"infer-{hashlib.sha256(repr(files).encode()).hexdigest()[:12]}"
         self.fork_server = fork_server_of(language_model, self.info.name)
         self.grammar_trials = grammar_trials_of(self.fork_server)
-        self.tokenizers: TokenizerPool = LocalTokenizer(language_model)
-        if self.fork_server is not None and model.in_workers:
-            self.tokenizers = ForkedTokenizer(self.fork_server)
+        self.tokenizers = generator_tokenizer(language_model, self.fork_server, in_workers=model.in_workers)
         self.not_ready_reason: str | None = "the self-test of tokenizer and chat template has not ended"
         self.draining = False
         self.admission = PromptAdmission(limits, clock)
@@ -95,7 +93,7 @@ class LLMEngine:
         try:
             stream = self.streams.open(requests, timeout=timeout, stepwise=stepwise)
         except InferError as error:
-            self.metrics.rejected("overloaded" if isinstance(error, OverloadedError) else error.code)
+            self.metrics.rejected(error)
             raise
         self.metrics.prompt_tokens.inc(tokens)
         return stream
@@ -111,8 +109,8 @@ class LLMEngine:
             raise NotReadyError("the server is stopping")
         try:
             self.admission.check(timeout, priority, requests, tokens, tenant)
-        except OverloadedError:
-            self.metrics.rejected("overloaded")
+        except OverloadedError as error:
+            self.metrics.rejected(error)
             raise
 
     @property

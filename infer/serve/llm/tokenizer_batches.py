@@ -7,18 +7,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from ...errors import InferError, NotReadyError
-from ..text_jobs.messages import TokenRows
+from ...llm.text.tokenizer import TextOrPair
+from ..text_jobs.texts import TokenRows
 
 MAX_CHARACTERS = 16_000  # of one message; keeps its time short for the texts that wait behind it
-TextsOrPairs = Sequence[str | tuple[str, str]]
-Encode = Callable[[TextsOrPairs, int, str], Awaitable[TokenRows]]
+Encode = Callable[[Sequence[TextOrPair], int, str], Awaitable[TokenRows]]
 
 
 @dataclass(slots=True)
 class WaitingTexts:
     """Texts of one request; `size`: characters; `where`: field of the request, for errors."""
 
-    texts: TextsOrPairs
+    texts: Sequence[TextOrPair]
     size: int
     where: str
     rows: asyncio.Future[TokenRows] = field(
@@ -37,7 +37,7 @@ class TokenizerBatches:
         self._waiting: list[WaitingTexts] = []
         self._sender: asyncio.Task[None] | None = None
 
-    async def rows(self, texts: TextsOrPairs, size: int, where: str) -> TokenRows:
+    async def rows(self, texts: Sequence[TextOrPair], size: int, where: str) -> TokenRows:
         """Return the token ids of texts, and their types where any is a pair. Raises what `encode` raises."""
         waiting = WaitingTexts(texts, size, where)
         self._waiting.append(waiting)
@@ -88,7 +88,7 @@ class TokenizerBatches:
         for waiting in group:
             stop = start + len(waiting.texts)
             if not waiting.rows.done():
-                paired = any(isinstance(text, tuple) for text in waiting.texts)
+                paired = not all(isinstance(text, str) for text in waiting.texts)
                 waiting.rows.set_result(
                     TokenRows(found.rows[start:stop], found.types[start:stop] if paired else [])
                 )

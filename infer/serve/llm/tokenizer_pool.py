@@ -5,31 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
-from ...artifact.model_info import ModelInfo
+import msgspec
+
 from ...errors import InferError, InputError
-from ...llm.text.chat_template import no_template
 from ...llm.text.tokenizer import TextOrPair
 from ...process.fork_server import ForkServer
 from ...tasks.text_model import TextModel
-from ..served_model import ServedLanguageModel
-from ..text_jobs.messages import (
-    DecodedRows,
-    DecodeRows,
-    DecodeTokens,
-    EncodeChat,
-    EncodeSpans,
-    EncodeTexts,
-    FindTokens,
-    SpanRow,
-    SpanRows,
-    TokenIds,
-    TokenizerConfig,
-    TokenRows,
-)
+from ..served_model import ServedLanguageModel, ServedModel
+from ..text_jobs.messages import CallTexts, EncodeChat, TokenizerConfig
+from ..text_jobs.texts import DecodedRow, EncoderTexts, GeneratorTexts, Method, SpanRow, TokenRows
 from .tokenizer_batches import TokenizerBatches
 from .tokenizer_process import TokenizerProcess, cpu_seconds_for
 
@@ -38,38 +27,73 @@ TEMPLATE_SECONDS = 1.0  # of CPU time, for one conversation
 INLINE_CHARACTERS = 2000  # less is tokenized sooner than a thread is woken; more has a process of its own
 
 
-class TokenizerPool(Protocol):
-    """Interface of both; `where` is the request field that holds the text."""
+class TokenizerPool(ABC):
+    """Methods of `GeneratorTexts` and `EncoderTexts`, off the event loop; `where` is the field that holds the text."""
 
+    @abstractmethod
+    def start(self) -> None:
+        """Prepare for the first text."""
+
+    @abstractmethod
     async def self_test(self, *, chat: bool) -> None:
         """Run tokenizer and chat template once; raise `ArtifactError` when they fail or time out."""
 
-    async def encode(self, texts: Sequence[str], special: bool, where: str) -> list[list[int]]: ...
+    @abstractmethod
+    def close(self) -> None: ...
 
+    @abstractmethod
+    async def _call(self, method: Method, size: int, where: str, *arguments: Any) -> Any:
+        """Call a method with texts of `size` characters."""
+
+    @abstractmethod
     async def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
         options: Mapping[str, Any],
-    ) -> list[int]: ...
+    ) -> list[int]:
+        """Return the prompt of a conversation."""
 
-    async def decode(self, ids: Sequence[int], skip_special: bool) -> str: ...
+    async def encode(self, texts: Sequence[str], special: bool, where: str) -> list[list[int]]:
+        """Return the ids of texts of a language model."""
+        rows: list[list[int]] = await self._call("encode", size_of(texts), where, texts, special)
+        return rows
 
-    def close(self) -> None: ...
+    async def encode_typed(self, texts: Sequence[TextOrPair], where: str) -> TokenRows:
+        return TokenRows(*await self._call("encode_typed", size_of(texts), where, texts))
+
+    async def encode_spans(self, texts: Sequence[str], question: str | None, where: str) -> list[SpanRow]:
+        size = size_of(texts) + len(question or "")
+        rows = await self._call("encode_spans", size, where, texts, question)
+        return msgspec.convert(rows, list[SpanRow])
+
+    async def find_tokens(self, tokens: Sequence[str]) -> list[int | None]:
+        ids: list[int | None] = await self._call("find_tokens", size_of(tokens), "", tokens)
+        return ids
+
+    async def decode(self, rows: Sequence[DecodedRow], where: str = "tokens") -> list[str]:
+        size = 4 * sum(len(ids) for ids, _ in rows)
+        texts: list[str] = await self._call("decode", size, where, rows)
+        return texts
 
 
-class LocalTokenizer:
-    """Tokenizer in this process; long texts run in the threads of `pool`."""
+class LocalTokenizer(TokenizerPool):
+    """Tokenizer in this process, opened with the first text; long texts are tokenized in a thread."""
 
-    def __init__(self, language_model: ServedLanguageModel, pool: Executor | None = None) -> None:
-        self._language_model, self._pool = language_model, pool
+    def __init__(self, texts: Callable[[], GeneratorTexts | EncoderTexts]) -> None:
+        self._texts = texts
+
+    def start(self) -> None:
+        pass
 
     async def self_test(self, *, chat: bool) -> None:
         pass
 
-    async def encode(self, texts: Sequence[str], special: bool, where: str) -> list[list[int]]:
-        encode = self._language_model.text.encode
-        return await self._off_loop(sum(map(len, texts)), lambda: [encode(text, special) for text in texts])
+    def close(self) -> None:
+        pass
+
+    async def _call(self, method: Method, size: int, where: str, *arguments: Any) -> Any:
+        return await self._off_loop(size, partial(getattr(self._texts(), method), *arguments))
 
     async def encode_chat(
         self,
@@ -77,31 +101,24 @@ class LocalTokenizer:
         tools: Sequence[Mapping[str, Any]] | None,
         options: Mapping[str, Any],
     ) -> list[int]:
-        template, size = self._language_model.template, _characters(messages)
-        if template is None:
-            raise no_template("the model")
-        text = await self._off_loop(size, lambda: template.render(messages, tools=tools, **options))
+        texts = self._texts()
+        if not isinstance(texts, GeneratorTexts):
+            raise InferError("this model takes no conversations")
+        size = sum(len(str(message.get("content", ""))) for message in messages)
+        text = await self._off_loop(size, partial(texts.render, messages, tools, options))
         return (await self.encode([text], False, "messages"))[0]
 
-    async def decode(self, ids: Sequence[int], skip_special: bool) -> str:
-        return str(self._language_model.text.decode(ids, skip_special))
-
-    def close(self) -> None:
-        pass
-
     async def _off_loop(self, size: int, function: Callable[[], T]) -> T:
-        if size < INLINE_CHARACTERS:
-            return function()
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+        return function() if size < INLINE_CHARACTERS else await asyncio.to_thread(function)
 
 
-class ForkedTokenizer:
+class ForkedTokenizer(TokenizerPool):
     """Tokenizer in two processes, one for short texts and one for long ones."""
 
     def __init__(self, fork_server: ForkServer) -> None:
         self._fork_server = fork_server
         self._short, self._long = TokenizerProcess(fork_server), TokenizerProcess(fork_server)
-        self._batches = TokenizerBatches(self._encode_short)
+        self._batches = TokenizerBatches(self._encode_batch)
 
     def start(self) -> None:
         """Start the fork server now, so that the first text need not wait for it."""
@@ -116,53 +133,24 @@ class ForkedTokenizer:
         except InputError:  # of a template that wants another conversation
             return
 
-    async def encode(self, texts: Sequence[str], special: bool, where: str) -> list[list[int]]:
-        return (await self._rows(list(texts), special, where)).rows
+    def close(self) -> None:
+        self._batches.close()
+        self._short.close()
+        self._long.close()
+        self._fork_server.close()
 
-    async def encode_typed(
-        self, texts: Sequence[TextOrPair], where: str
-    ) -> tuple[list[list[int]], list[list[int]]]:
-        """Return the ids and the token types of each text or pair of an encoder; no types without pairs."""
-        given = [text if isinstance(text, str) else (text[0], text[1]) for text in texts]
-        size = size_of(given)
-        if size < INLINE_CHARACTERS:
-            answer = await self._batches.rows(given, size, where)
-        else:
-            answer = await self._rows(given, True, where)
-        return answer.rows, answer.types
+    async def _call(self, method: Method, size: int, where: str, *arguments: Any) -> Any:
+        asked = CallTexts(method, arguments, cpu_seconds_for(size))
+        return await self._process_for(size).request(asked, size, where)
 
-    async def encode_spans(self, texts: Sequence[str], question: str | None, where: str) -> list[SpanRow]:
-        """Return texts of an encoder, or the windows of a question's context, with the places of their tokens."""
-        size = size_of(texts) + len(question or "")
-        asked = EncodeSpans(list(texts), question, cpu_seconds_for(size))
-        answer: SpanRows = await self._process_for(size).request(asked, size, where)
-        return answer.rows
+    async def encode_typed(self, texts: Sequence[TextOrPair], where: str) -> TokenRows:
+        if (size := size_of(texts)) < INLINE_CHARACTERS:
+            return await self._batches.rows(texts, size, where)
+        return await super().encode_typed(texts, where)
 
-    async def find_tokens(self, tokens: Sequence[str]) -> list[int | None]:
-        """Return the ids of tokens of an encoder, None for one that the vocabulary lacks."""
-        size = size_of(tokens)
-        found: TokenIds = await self._process_for(size).request(
-            FindTokens(list(tokens), cpu_seconds_for(size)), size, ""
-        )
-        return found.ids
-
-    async def decode_rows(self, rows: Sequence[tuple[list[int], bool]]) -> list[str]:
-        """Decode rows of an encoder's tokens; True beside a row leaves special tokens out."""
-        size = sum(len(ids) for ids, _ in rows)
-        asked = DecodeRows(list(rows), cpu_seconds_for(size))
-        found: DecodedRows = await self._process_for(size).request(asked, size, "inputs")
-        return found.texts
-
-    async def _rows(self, texts: Sequence[str | tuple[str, str]], special: bool, where: str) -> TokenRows:
-        size = size_of(texts)
-        asked = EncodeTexts(list(texts), special, cpu_seconds_for(size))
-        answer: TokenRows = await self._process_for(size).request(asked, size, where)
-        return answer
-
-    async def _encode_short(self, texts: Sequence[str | tuple[str, str]], size: int, where: str) -> TokenRows:
-        asked = EncodeTexts(list(texts), True, cpu_seconds_for(size))
-        answer: TokenRows = await self._short.request(asked, size, where)
-        return answer
+    async def _encode_batch(self, texts: Sequence[TextOrPair], size: int, where: str) -> TokenRows:
+        asked = CallTexts("encode_typed", (texts,), cpu_seconds_for(size))
+        return TokenRows(*await self._short.request(asked, size, where))
 
     async def encode_chat(
         self,
@@ -170,23 +158,12 @@ class ForkedTokenizer:
         tools: Sequence[Mapping[str, Any]] | None,
         options: Mapping[str, Any],
     ) -> list[int]:
-        chat = json.dumps({**options, "messages": messages, "tools": tools})
+        chat = json.dumps({"messages": messages, "tools": tools, "options": options})
         size = len(chat)
         asked = EncodeChat(chat, TEMPLATE_SECONDS, cpu_seconds_for(16 * size))
-        answer = await self._process_for(size).request(asked, size, "messages")
-        row: list[int] = answer.rows[0]
-        return row
-
-    async def decode(self, ids: Sequence[int], skip_special: bool) -> str:
-        size = 4 * len(ids)
-        asked = DecodeTokens(list(ids), skip_special, cpu_seconds_for(size))
-        return str((await self._process_for(size).request(asked, size, "tokens")).text)
-
-    def close(self) -> None:
-        self._batches.close()
-        self._short.close()
-        self._long.close()
-        self._fork_server.close()
+        (row,) = await self._process_for(size).request(asked, size, "messages")
+        prompt: list[int] = row
+        return prompt
 
     def _process_for(self, size: int) -> TokenizerProcess:
         return self._short if size < INLINE_CHARACTERS else self._long
@@ -197,16 +174,24 @@ def size_of(texts: Sequence[TextOrPair]) -> int:
     return sum(len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts)
 
 
-def _characters(messages: Sequence[Mapping[str, Any]]) -> int:
-    return sum(len(str(message.get("content", ""))) for message in messages)
-
-
-def encoder_tokenizer(info: ModelInfo) -> ForkedTokenizer | None:
-    """Return the tokenizer of a tensor model in workers, which truncates texts; None where it takes none."""
+def encoder_tokenizer(model: ServedModel) -> TokenizerPool | None:
+    """Return the tokenizer of a tensor model, which truncates texts; None where it takes none."""
+    info, opened = model.info, model.tokenizer
+    if opened is not None:
+        return LocalTokenizer(lambda: EncoderTexts(opened()))
     if not info.padding or info.file("tokenizer.json") is None:
         return None
     config = TokenizerConfig(folder=str(info.path), max_length=TextModel.of(info).longest)
     return ForkedTokenizer(_fork_server(config, info.name))
+
+
+def generator_tokenizer(
+    language_model: ServedLanguageModel, fork_server: ForkServer | None, *, in_workers: bool
+) -> TokenizerPool:
+    """Return the tokenizer of a language model, in this process unless the model runs in a worker."""
+    if fork_server is not None and in_workers:
+        return ForkedTokenizer(fork_server)
+    return LocalTokenizer(lambda: GeneratorTexts(language_model.text, language_model.template))
 
 
 def fork_server_of(language_model: ServedLanguageModel, name: str) -> ForkServer | None:

@@ -10,20 +10,11 @@ from ...errors import ArtifactError, InferError, InputError, NotReadyError
 from ...process.error_messages import ErrorMessage, decode_error
 from ...process.fork_server import Child, ChildDiedError, ForkServer
 from ...process.spawn import describe_exit
-from ..text_jobs.messages import (
-    DecodeRows,
-    DecodeTokens,
-    EncodeChat,
-    EncodeSpans,
-    EncodeTexts,
-    FindTokens,
-    FromText,
-)
+from ..text_jobs.messages import EncodeChat, FromText, TextsAnswer, ToText
 
 TOKENIZER_SECONDS, CHARACTERS_PER_SECOND = 5.0, 100_000  # and for each so many characters one more
 WALL = 3  # seconds on the clock, for each of CPU time, until a process is killed
 LONG_CHARACTERS = 100_000  # a text beyond that is itself the reason
-TextRequest = EncodeTexts | EncodeSpans | EncodeChat | DecodeTokens | FindTokens | DecodeRows
 
 
 class TokenizerProcess:
@@ -33,8 +24,8 @@ class TokenizerProcess:
         self._fork_server, self._lock = fork_server, asyncio.Lock()
         self._child: Child | None = None
 
-    async def request(self, asked: TextRequest, size: int, where: str) -> Any:
-        """Return the process's reply.
+    async def request(self, asked: ToText, size: int, where: str) -> Any:
+        """Return the result of the method that was asked for, as plain values.
 
         Raises what the tokenizer or template raised, `InputError` where a text this long took too much time,
         and `ArtifactError` where a short one did.
@@ -59,14 +50,15 @@ class TokenizerProcess:
         if isinstance(message, ErrorMessage):
             found = decode_error(message)
             raise found if isinstance(found, InferError | MemoryError) else InferError("the tokenizer failed")
-        return message
+        answer: TextsAnswer = message
+        return answer.value
 
     def close(self) -> None:
         if self._child is not None:
             self._child.close()
 
 
-def timeout_error(asked: TextRequest, status: int | None, size: int, where: str) -> InferError:
+def timeout_error(asked: ToText, status: int | None, size: int, where: str) -> InferError:
     """Return the error for a process killed by its CPU limit or (`status` 0) by the wall-clock limit.
 
     A long text is the client's fault, a short one the artifact's.

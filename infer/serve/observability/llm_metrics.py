@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from ...llm.engine.stats import EngineStats
-from .metrics import MODEL, SECONDS, Metrics
-from .prometheus_text import Family, Histogram, LogHistogram, Registry, Scalar, scraped_family
+from .metrics import MODEL, SECONDS, Metrics, ServedMetrics
+from .prometheus_text import Family, Histogram, LogHistogram, Registry, Scalar
 
 FIRST = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
 
 
-class LLMMetrics:
-    """Metrics of one language model, bound to its labels; written by the event loop's thread only."""
+class LLMMetrics(ServedMetrics):
+    """Metrics of one language model."""
 
     def __init__(self, metrics: Metrics, shared: LLMMetricFamilies, model: str, version: str) -> None:
-        self._metrics, self._shared, self._labels = metrics, shared, (model, version)
-        metrics.create_series(model, version)
+        super().__init__(metrics, model, version)
+        self._shared = shared
         self.first_token_times, self.inter_token_times = LogHistogram(), LogHistogram()
         self._decode = shared.decode.labels(*self._labels)
         self._first_token = shared.first_token.labels(*self._labels)
@@ -28,8 +28,6 @@ class LLMMetrics:
             shared.inter_token.labels(*self._labels),
             shared.generation_tokens.labels(*self._labels),
         )
-        self.prompt_tokens = metrics.prompt_tokens.labels(*self._labels)
-        self.deadline_exceeded = metrics.deadline_exceeded.labels(*self._labels)
         self.unknown_fields = shared.unknown_fields.labels(*self._labels)
 
     def add_step_tokens(self, stats: Callable[[], EngineStats]) -> None:
@@ -64,12 +62,6 @@ class LLMMetrics:
         """Record the end of a completion, `seconds` after the first token of its request."""
         self._decode.observe(seconds)
         self._shared.finished.labels(*self._labels, reason).inc()
-
-    def rejected(self, reason: str) -> None:
-        self._metrics.rejected.labels(*self._labels, reason).inc()
-
-    def cancelled(self, stage: str) -> None:
-        self._metrics.cancelled.labels(*self._labels, stage).inc()
 
 
 class LLMMetricFamilies:
@@ -122,18 +114,18 @@ class EngineCollector:
 
     def collect(self) -> Iterable[Family[Scalar]]:
         read = {labels: stats() for labels, stats in self.stats.items()}
-        usage = scraped_family(
-            "gauge", "infer_kv_cache_usage_ratio", "Fraction of KV-cache pages in use", MODEL
+        usage = Family(
+            "gauge", "infer_kv_cache_usage_ratio", "Fraction of KV-cache pages in use", MODEL, Scalar
         )
         text = "Engine thread time in seconds, by phase; `step` is the model"
-        spent = scraped_family("counter", "infer_engine_seconds_total", text, (*MODEL, "phase"))
+        spent = Family("counter", "infer_engine_seconds_total", text, (*MODEL, "phase"), Scalar)
         for labels, stats in read.items():
             usage.labels(*labels).set(stats.pages_used / max(stats.pages_total, 1))
             for phase in self.PHASES:
                 spent.labels(*labels, phase).set(getattr(stats, f"{phase}_seconds"))
         yield from (usage, spent)
         for name, (text, field) in self.COUNTERS.items():
-            family = scraped_family("counter", f"infer_{name}_total", text, MODEL)
+            family = Family("counter", f"infer_{name}_total", text, MODEL, Scalar)
             for labels, stats in read.items():
                 family.labels(*labels).set(getattr(stats, field))
             yield family

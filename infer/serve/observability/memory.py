@@ -15,31 +15,13 @@ from ...artifact.manifest import MANIFEST, MAX_BYTES
 from ...errors import SourceError
 from ...regular_files import read_regular
 from ..served_model import ServedLanguageModel, ServedModel
-from .prometheus_text import Family, Scalar, scraped_family
+from .prometheus_text import Family, Scalar
 
 LOOK_SECONDS = 10.0  # between two looks for new child processes, which read all of /proc
 ENOUGH_TOKENS = 1 << 16  # as `generate.pages` has it
 STATE_ROWS = 2 * 64 + 64  # as `CacheSizes` has it by default
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "float8_e4m3fn": 1}
 KINDS = {"weights": "weights", "run": "scratch"}  # field of the report's memory → kind
-
-
-class Processes:
-    """Server process and its children."""
-
-    def __init__(self) -> None:
-        self._all = [psutil.Process()]
-        self._looked = time.monotonic()
-
-    def resident_bytes(self) -> int:
-        """Return the sum of their resident sets; shared pages count for each."""
-        if (now := time.monotonic()) - self._looked > LOOK_SECONDS:
-            self._all, self._looked = [self._all[0], *self._all[0].children()], now
-        total = 0
-        for process in self._all:
-            with contextlib.suppress(psutil.Error):
-                total += process.memory_info().rss
-        return total
 
 
 def cache_bytes(folder: Path, asked: int | None, left: int) -> int:
@@ -76,8 +58,9 @@ def measured_bytes(report: Mapping[str, Any]) -> dict[str, int]:
 class MemoryCollector:
     """Collector of `infer_memory_bytes` by kind; the peak is the highest sum seen at a scrape."""
 
-    def __init__(self, processes: Processes) -> None:
-        self.processes, self.peak = processes, 0
+    def __init__(self) -> None:
+        self.peak = 0
+        self._processes, self._looked = [psutil.Process()], time.monotonic()  # the server and its children
         self.fixed: dict[tuple[str, str], dict[str, int]] = {}
         self.generating: dict[tuple[str, str], ServedLanguageModel] = {}
 
@@ -91,16 +74,27 @@ class MemoryCollector:
         self.fixed.pop(labels, None)
         self.generating.pop(labels, None)
 
+    def resident_bytes(self) -> int:
+        """Return the sum of the processes' resident sets; shared pages count for each."""
+        if (now := time.monotonic()) - self._looked > LOOK_SECONDS:
+            server = self._processes[0]
+            self._processes, self._looked = [server, *server.children()], now
+        total = 0
+        for process in self._processes:
+            with contextlib.suppress(psutil.Error):
+                total += process.memory_info().rss
+        return total
+
     def collect(self) -> Iterable[Family[Scalar]]:
         text = "Memory in bytes: models as measured at optimization, KV caches, and resident server processes"
-        family = scraped_family("gauge", "infer_memory_bytes", text, ("model", "version", "kind"))
+        family = Family("gauge", "infer_memory_bytes", text, ("model", "version", "kind"), Scalar)
         for labels, kinds in self.fixed.items():
             for kind, value in kinds.items():
                 family.labels(*labels, kind).set(value)
         for labels, language_model in self.generating.items():
             pages = language_model.engine_client.stats().pages_total
             family.labels(*labels, "kv").set(language_model.page_bytes * pages)
-        resident = self.processes.resident_bytes()
+        resident = self.resident_bytes()
         self.peak = max(self.peak, resident)
         family.labels("", "", "resident").set(resident)
         family.labels("", "", "peak").set(self.peak)

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from ...errors import InferError, OverloadedError
 from .prometheus_text import CallbackGauge, Family, Histogram, LogHistogram, Registry, Scalar
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -48,21 +49,36 @@ class BatchStats(msgspec.Struct):
     compute_output: Duration = msgspec.field(default_factory=Duration)
 
 
-class ModelMetrics:
-    """Metrics of one tensor model, bound to its labels; written by the event loop's thread only."""
+class ServedMetrics:
+    """Metrics of one model of either kind, bound to its labels; written by the event loop's thread only."""
 
     def __init__(self, metrics: Metrics, model: str, version: str) -> None:
         self._metrics, self._labels = metrics, (model, version)
+        self.deadline_exceeded = metrics.deadline_exceeded.labels(model, version)
+        self.prompt_tokens = metrics.prompt_tokens.labels(model, version)
         metrics.create_series(model, version)
+
+    def rejected(self, error: InferError) -> None:
+        """Count a request that was refused on arrival."""
+        reason = "overloaded" if isinstance(error, OverloadedError) else error.code
+        self._metrics.rejected.labels(*self._labels, reason).inc()
+
+    def cancelled(self, stage: str) -> None:
+        self._metrics.cancelled.labels(*self._labels, stage).inc()
+
+
+class ModelMetrics(ServedMetrics):
+    """Metrics of one tensor model."""
+
+    def __init__(self, metrics: Metrics, model: str, version: str) -> None:
+        super().__init__(metrics, model, version)
         self.queue_seconds = metrics.queue_seconds.labels(*self._labels)
         self.compute_seconds = metrics.compute_seconds.labels(*self._labels)
         self.batch_size = metrics.batch_size.labels(*self._labels)
         self.batch_tokens = metrics.batch_tokens.labels(*self._labels)
         self.padding_ratio = metrics.padding_ratio.labels(*self._labels)
-        self.deadline_exceeded = metrics.deadline_exceeded.labels(*self._labels)
         self.nonfinite = metrics.nonfinite.labels(*self._labels)
         self.worker_deaths = metrics.worker_deaths.labels(*self._labels)
-        self.prompt_tokens = metrics.prompt_tokens.labels(*self._labels)
         self._dispatch = {
             r: metrics.dispatch.labels(*self._labels, r) for r in ("full", "idle", "deadline", "retry")
         }
@@ -71,12 +87,6 @@ class ModelMetrics:
 
     def dispatched(self, reason: str) -> None:
         self._dispatch[reason].inc()
-
-    def rejected(self, reason: str) -> None:
-        self._metrics.rejected.labels(*self._labels, reason).inc()
-
-    def cancelled(self, stage: str) -> None:
-        self._metrics.cancelled.labels(*self._labels, stage).inc()
 
     def executed(self, rows: int, assemble: float, compute: float, cut: float, padding: float) -> None:
         """Record one batch: its rows, the seconds of its three phases, and its share of padding."""

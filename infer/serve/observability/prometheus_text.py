@@ -19,13 +19,13 @@ PER_OCTAVE = 8  # a bucket is 9 % wide, so a percentile read from it is within 4
 UNIT = 1e-6  # seconds at which bucket 0 begins
 
 
-class TimeSeries(Protocol):
-    """One time series: a metric with its label values; `lines` returns its samples."""
+class Samples(Protocol):
+    """Source of samples, as lines: a time series, a family of them, or what builds families at each scrape."""
 
     def lines(self) -> Iterator[str]: ...
 
 
-C = TypeVar("C", bound=TimeSeries)
+C = TypeVar("C", bound=Samples)
 
 
 class Family(Generic[C]):
@@ -118,15 +118,11 @@ class Histogram:
         yield f"{self._tail[0]}{format_number(self.total)}\n{self._tail[1]}{so_far}.0\n"
 
 
-class MetricSource(Protocol):
-    def lines(self) -> Iterator[str]: ...
-
-
 class Registry:
     """All metric families of one scrape, in registration order."""
 
     def __init__(self) -> None:
-        self.sources: list[MetricSource] = []
+        self.sources: list[Samples] = []
 
     def counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Family[Scalar]:
         """Register a counter; `name` without `_total`."""
@@ -168,11 +164,6 @@ class Collector:
     def lines(self) -> Iterator[str]:
         for family in self._collect():
             yield from family.lines()
-
-
-def scraped_family(kind: str, name: str, text: str, labels: Sequence[str]) -> Family[Scalar]:
-    """Return a family for `Registry.read`."""
-    return Family(kind, name, text, labels, Scalar)
 
 
 def format_number(value: float) -> str:

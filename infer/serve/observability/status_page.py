@@ -150,7 +150,7 @@ def server_status(service: Service) -> ServerStatus:
         time=time.monotonic(),
         state=service.state,
         active=service.active,
-        memory=service.memory.processes.resident_bytes(),
+        memory=service.memory.resident_bytes(),
         models={name: _model_status(service, name, model) for name, model in service.models.items()},
     )
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ArtifactError, InferError, NotUsableError
-from ...llm.text.chat_template import ChatTemplate, no_template
+from ...llm.text.chat_template import ChatTemplate
 from ...llm.text.grammar.grammar_compiler import GrammarCompiler
 from ...llm.text.grammar.grammar_trial import confine_trial, run_trial
 from ...llm.text.tokenizer import LLMTokenizer, Tokenizer
@@ -22,33 +22,31 @@ from ...process.channel import Channel, ClosedError
 from ...process.error_messages import encode_error
 from ...process.forked_children import NICE, Jobs, run_fork_server
 from .messages import (
+    CallTexts,
     CompileTrial,
-    DecodedRows,
-    DecodedText,
-    DecodeRows,
-    DecodeTokens,
     EncodeChat,
-    EncodeSpans,
-    EncodeTexts,
-    FindTokens,
     FromText,
     FromTrial,
-    SpanRow,
-    SpanRows,
-    TokenIds,
+    TextsAnswer,
     TokenizerConfig,
-    TokenRows,
     ToText,
 )
+from .texts import EncoderTexts, GeneratorTexts
 
 
 def prepare(asked: TokenizerConfig) -> Jobs:
     """Open the tokenizer of a folder, and its compiler of grammars where one is asked for and installed."""
-    path = Path(asked.folder) / "tokenizer.json"
-    text = Tokenizer(path, max_length=asked.max_length) if asked.max_length else LLMTokenizer(path)
-    jobs: dict[str, Any] = {"text": TextJob(text, Path(asked.folder)).run}
-    if asked.vocab_size and isinstance(text, LLMTokenizer) and find_spec("llguidance") is not None:
-        compiler = GrammarCompiler(text.tokenizer, asked.vocab_size, asked.eos_ids, asked.limits)
+    folder = Path(asked.folder)
+    path = folder / "tokenizer.json"
+    if asked.max_length:
+        return {"text": TextJob(EncoderTexts(Tokenizer(path, max_length=asked.max_length))).run}
+    tokenizer, template = LLMTokenizer(path), ChatTemplate.open(folder)
+    if template is not None:
+        with contextlib.suppress(NotUsableError):  # reported when a chat is to be rendered
+            template.load()
+    jobs: dict[str, Any] = {"text": TextJob(GeneratorTexts(tokenizer, template)).run}
+    if asked.vocab_size and find_spec("llguidance") is not None:
+        compiler = GrammarCompiler(tokenizer.tokenizer, asked.vocab_size, asked.eos_ids, asked.limits)
         jobs["trial"] = partial(compile_trial, compiler)
         try:
             compiler.load()
@@ -64,14 +62,8 @@ class TextJob:
     the tokenizer (SIGVTALRM).
     """
 
-    def __init__(self, text: LLMTokenizer | Tokenizer, folder: Path) -> None:
-        self._text, self._folder = text, folder
-        self._template: ChatTemplate | None = (
-            ChatTemplate.open(folder) if isinstance(text, LLMTokenizer) else None
-        )
-        if self._template is not None:
-            with contextlib.suppress(NotUsableError):  # reported when a chat is to be rendered
-                self._template.load()
+    def __init__(self, texts: GeneratorTexts | EncoderTexts) -> None:
+        self._texts = texts
 
     def run(self, sock: socket.socket) -> None:
         """Answer requests until the other side closes the socket."""
@@ -84,7 +76,7 @@ class TextJob:
             except ClosedError:
                 return
             try:
-                answer = self._answer(asked)
+                answer: FromText = TextsAnswer(self._answer(asked))
             except (InferError, MemoryError) as error:
                 answer = encode_error(error)
             except BaseException as error:  # noqa: BLE001 - a panic of the library too
@@ -96,34 +88,19 @@ class TextJob:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
             channel.send(answer)
 
-    def _answer(self, asked: ToText) -> FromText:
-        if isinstance(asked, EncodeChat):
-            signal.setitimer(signal.ITIMER_PROF, asked.template_seconds)
-            text = self._render(json.loads(asked.chat))
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            asked = EncodeTexts([text], False, asked.seconds)
-        signal.setitimer(signal.ITIMER_VIRTUAL, asked.seconds)
-        if isinstance(asked, EncodeTexts):
-            if isinstance(self._text, LLMTokenizer):
-                return TokenRows([self._text.encode(str(text), asked.special) for text in asked.texts])
-            rows, types = self._text.encode_typed(asked.texts)
-            return TokenRows(rows, types if any(isinstance(text, tuple) for text in asked.texts) else [])
-        if isinstance(asked, EncodeSpans) and isinstance(self._text, Tokenizer):
-            return SpanRows(
-                [SpanRow.of(one) for one in self._text.span_encodings(asked.texts, asked.question)]
-            )
-        if isinstance(asked, DecodeTokens) and isinstance(self._text, LLMTokenizer):
-            return DecodedText(self._text.decode(asked.ids, asked.skip_special))
-        if isinstance(asked, FindTokens) and isinstance(self._text, Tokenizer):
-            return TokenIds([self._text.token_id(token) for token in asked.tokens])
-        if isinstance(asked, DecodeRows) and isinstance(self._text, Tokenizer):
-            return DecodedRows([self._text.decode(*row) for row in asked.rows])
-        raise InferError("expected a request for this kind of tokenizer")
+    def _answer(self, asked: ToText) -> Any:
+        call = self._render(asked) if isinstance(asked, EncodeChat) else asked
+        signal.setitimer(signal.ITIMER_VIRTUAL, call.seconds)
+        return getattr(self._texts, call.method)(*call.arguments)
 
-    def _render(self, chat: dict[str, Any]) -> str:
-        if self._template is None:
-            raise no_template("this model")
-        return self._template.render(chat.pop("messages"), tools=chat.pop("tools"), **chat)
+    def _render(self, asked: EncodeChat) -> CallTexts:
+        """Return the call that tokenizes a conversation."""
+        if not isinstance(self._texts, GeneratorTexts):
+            raise InferError("an encoder takes no conversations")
+        signal.setitimer(signal.ITIMER_PROF, asked.template_seconds)
+        text = self._texts.render(**json.loads(asked.chat))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        return CallTexts("encode", ([text], False), asked.seconds)
 
 
 def compile_trial(compiler: GrammarCompiler, sock: socket.socket) -> None:

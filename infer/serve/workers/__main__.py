@@ -17,6 +17,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
+
 from ...process import child
 from ...process.channel import Channel, ClosedError
 from ...process.error_messages import encode_error
@@ -57,7 +59,9 @@ def _serve(channel: Channel[Any], buffers: list[SharedBuffer], phases: dict[str,
         with _heartbeats(channel, progress):
             model, speeds = _open(asked, phases, progress)
         language_model = cast("LanguageModel | None", model.language_model)  # opened in this process
-        info = None if language_model is None else info_of(language_model)
+        info = None
+        if language_model is not None:
+            info = msgspec.convert(language_model, LanguageModelInfo, from_attributes=True)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the server reports it
         channel.send(encode_error(error))
         return 3
@@ -105,19 +109,6 @@ def _freeze_objects() -> None:
     gc.collect()
     gc.freeze()
     gc.collect()  # so that the next one comes by what was made since
-
-
-def info_of(language_model: LanguageModel) -> LanguageModelInfo:
-    """Describe an opened language model for the server process."""
-    return LanguageModelInfo(
-        context=language_model.context,
-        start_tokens=language_model.start_tokens,
-        vocab_size=language_model.vocab_size,
-        page_bytes=language_model.page_bytes,
-        adapter_names=language_model.adapter_names,
-        tool_form=language_model.tool_form,
-        reasoning_form=language_model.reasoning_form,
-    )
 
 
 @contextlib.contextmanager

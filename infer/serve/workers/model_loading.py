@@ -94,34 +94,30 @@ def served_language_model(
     )
 
 
-def open_models(
-    sources: Sequence[ModelSource],
-    stack: contextlib.ExitStack,
-    *,
-    in_process: bool,
-    replicas: int = 1,
-    watchdog: float = 30.0,
-) -> list[ServedModel]:
-    """Open all models, workers in parallel; `stack` closes them. Raise what opening raised."""
-    if replicas < 1 or (in_process and replicas > 1):
-        raise UsageError("several replicas need worker processes", where="--replicas")
-    if in_process or sys.platform == "win32":
-        return [_load_in_process(source, stack) for source in sources]
-    starting = []
-    for source in sources:
-        starting.append(start_loading(source, replicas, watchdog=watchdog))
-        stack.callback(starting[-1].close)
-    models = []
-    for model in starting:
-        models.append(model.wait_ready())
-        stack.callback(models[-1].close)
-    return models
-
-
 def start_loading(source: ModelSource, replicas: int, *, watchdog: float) -> StartingModel:
     """Start the workers of one model."""
     text, watch = is_language_model(Path(source.path)), WatchdogLimits(batch=watchdog, idle=watchdog)
     return StartingModel(source, 1 if text else replicas, text=text, watch=watch)
+
+
+class InProcessModel:
+    """Counterpart of `StartingModel` that opens the model in this process, and warms it up where `warm`."""
+
+    def __init__(self, source: ModelSource, *, warm: bool = False) -> None:
+        self._source, self._warm = source, warm
+        self._stack = contextlib.ExitStack()
+
+    def wait_ready(self) -> ServedModel:
+        began = time.perf_counter()
+        model = load(self._source.path, **self._source.options)
+        self._stack.callback(model.close)
+        model.info, model.phases = self._source.named(model.info), {"open": time.perf_counter() - began}
+        if self._warm:
+            model.speeds = model.warmup()
+        return model
+
+    def close(self) -> None:
+        self._stack.close()
 
 
 @dataclass(frozen=True)
@@ -147,35 +143,27 @@ class ModelLoader:
         )
 
     def open(self, chosen: Sequence[ModelLocation], stack: contextlib.ExitStack) -> list[ServedModel]:
-        """Open all of `chosen`; see `open_models`."""
-        return open_models(
-            [self.source(location) for location in chosen],
-            stack,
-            in_process=self.in_process,
-            replicas=self.replicas,
-            watchdog=self.watchdog,
-        )
+        """Open all of `chosen`, workers in parallel; `stack` closes them. Raises what opening raises."""
+        if self.in_process and self.replicas > 1:
+            raise UsageError("several replicas need worker processes", where="--replicas")
+        starting = []
+        for location in chosen:
+            starting.append(self.begin(location, warm=False))
+            stack.callback(starting[-1].close)
+        models = []
+        for model in starting:
+            models.append(model.wait_ready())
+            stack.callback(models[-1].close)
+        return models
 
-    def begin(self, location: ModelLocation) -> StartingModel | InProcessModel:
-        """Start to open one model; `wait_ready` of the result blocks until it is open."""
-        if self.in_process:
-            return InProcessModel(self.source(location))
+    def begin(self, location: ModelLocation, *, warm: bool = True) -> StartingModel | InProcessModel:
+        """Start to open one model; `wait_ready` of the result blocks until it is open.
+
+        `warm`: also warm up one in this process; workers always are.
+        """
+        if self.in_process or sys.platform == "win32":
+            return InProcessModel(self.source(location), warm=warm)
         return start_loading(self.source(location), self.replicas, watchdog=self.watchdog)
-
-
-class InProcessModel:
-    """Counterpart of `StartingModel` that opens the model in this process."""
-
-    def __init__(self, source: ModelSource) -> None:
-        self._source, self._stack = source, contextlib.ExitStack()
-
-    def wait_ready(self) -> ServedModel:
-        model = _load_in_process(self._source, self._stack)
-        model.warmup()
-        return model
-
-    def close(self) -> None:
-        self._stack.close()
 
 
 def startup_summary(models: Sequence[ServedModel], *, server: float, opening: float) -> str:
@@ -190,14 +178,6 @@ def startup_summary(models: Sequence[ServedModel], *, server: float, opening: fl
     ]
     total = server + opening
     return f"ready after {total:.2f} s: server {server:.2f}, models {opening:.2f} ({'; '.join(parts)})"
-
-
-def _load_in_process(source: ModelSource, stack: contextlib.ExitStack) -> ServedModel:
-    began = time.perf_counter()
-    model = load(source.path, **source.options)
-    stack.callback(model.close)
-    model.info, model.phases = source.named(model.info), {"open": time.perf_counter() - began}
-    return model
 
 
 def is_language_model(folder: Path) -> bool:

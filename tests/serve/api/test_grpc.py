@@ -223,7 +223,7 @@ def test_a_slow_message_is_ended_at_its_deadline(server: Live, rpc: Rpc) -> None
 
 
 def test_every_method_of_the_protocol_is_answered_or_refused_by_name(rpc: Rpc) -> None:
-    names = [*rpcs(reload=False), "ModelInfer"]
+    names = [*rpcs(None), "ModelInfer"]
     for name in names:
         if f"{name}Request" not in MESSAGES:
             _, answer = rpc.call(name, b"")

@@ -19,8 +19,6 @@ import pytest
 from PIL import Image
 
 from infer.errors import DeadlineError
-from infer.serve.api.openai import openai_request
-from infer.serve.api.openai.chat_types import ChatRequest, Message
 from infer.serve.http.request_context import RequestContext
 from infer.serve.limits import ServeLimits
 from infer.serve.media_decoder.processes import PLACES, MediaDecoders
@@ -135,12 +133,12 @@ def test_samples_that_are_no_sound_are_refused(server: Live, value: float) -> No
 
 
 def test_the_timeout_in_a_body_counts_for_its_image_too(server: Live) -> None:
-    body = ChatRequest(model="m", messages=[Message(role="user")], timeout=3.0)
     route: Any = None
     for spent, fails in ((1.0, False), (4.0, True)):
         context = RequestContext(server.service, route, {}, {}, "a", began=time.monotonic() - spent)
+        context.seconds = 3.0
         with pytest.raises(DeadlineError) if fails else nullcontext():
-            assert 0 < openai_request.timeout(context, body) <= 2
+            assert 0 < context.generation_timeout() <= 2
             assert 0 < context.timeout() <= 2, "that of decoding"
 
 

@@ -246,8 +246,6 @@ def test_a_prompt_of_the_model_is_put_before_embedded_texts() -> None:
 def test_pairs_keep_their_token_types_in_the_forked_tokenizer(tmp_path: Path) -> None:
     import asyncio
 
-    from msgspec.structs import replace
-
     from infer.llm.text.tokenizer import Tokenizer
     from infer.serve.llm import tokenizer_pool
     from tests.load.test_sentence_transformers import PAIRS, tokenizer
@@ -255,9 +253,10 @@ def test_pairs_keep_their_token_types_in_the_forked_tokenizer(tmp_path: Path) ->
     tokenizer().save_pretrained(tmp_path)
 
     async def encoded() -> tuple[list[list[int]], list[list[int]]]:
-        info = embedder("e").info
-        facts: Any = {"path": str(tmp_path), "sizes": {"seq": (1, 40)}}
-        texts = tokenizer_pool.encoder_tokenizer(replace(info, **facts))
+        model = embedder("e")
+        model.change(path=str(tmp_path), sizes={"seq": (1, 40)})
+        model.tokenizer = None
+        texts = tokenizer_pool.encoder_tokenizer(model)
         assert texts is not None
         texts.start()
         try:

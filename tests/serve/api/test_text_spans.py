@@ -15,7 +15,8 @@ tokenizers = pytest.importorskip("tokenizers")
 from infer.llm.text.tokenizer import Tokenizer  # noqa: E402
 from infer.process.fork_server import ForkServer  # noqa: E402
 from infer.serve.llm.tokenizer_pool import ForkedTokenizer  # noqa: E402
-from infer.serve.text_jobs.messages import SpanRow, TokenizerConfig  # noqa: E402
+from infer.serve.text_jobs.messages import TokenizerConfig  # noqa: E402
+from infer.serve.text_jobs.texts import SpanRow  # noqa: E402
 from infer.spec import TensorSpec  # noqa: E402
 from tests.support.fake_predictors import Arrays, Fake, live  # noqa: E402
 
@@ -230,7 +231,7 @@ def test_the_tokenizer_process_gives_the_same_offsets(tmp_path: Path) -> None:
             plain = await texts.encode_spans([TEXT, "and"], None, "inputs")
             assert await texts.find_tokens(["[MASK]", "Paris"]) == [own.token_id("[MASK]"), None]
             ids = plain[0].ids
-            assert await texts.decode_rows([(ids, True), (ids, False)]) == [TEXT, f"[CLS] {TEXT} [SEP]"]
+            assert await texts.decode([(ids, True), (ids, False)]) == [TEXT, f"[CLS] {TEXT} [SEP]"]
             return [plain, await texts.encode_spans([context], "Ada wrote to", "inputs")]
         finally:
             texts.close()

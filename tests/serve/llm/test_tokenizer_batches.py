@@ -10,7 +10,7 @@ import pytest
 from infer.errors import ArtifactError, NotReadyError
 from infer.serve.llm import tokenizer_batches
 from infer.serve.llm.tokenizer_batches import TokenizerBatches
-from infer.serve.text_jobs.messages import TokenRows
+from infer.serve.text_jobs.texts import TokenRows
 
 
 class Recorder:

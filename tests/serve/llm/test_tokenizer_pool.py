@@ -7,7 +7,6 @@ import json
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -22,6 +21,7 @@ from infer.process.fork_server import ForkServer  # noqa: E402
 from infer.serve.llm import tokenizer_pool, tokenizer_process  # noqa: E402
 from infer.serve.llm.tokenizer_pool import ForkedTokenizer, LocalTokenizer  # noqa: E402
 from infer.serve.text_jobs.messages import TokenizerConfig  # noqa: E402
+from infer.serve.text_jobs.texts import GeneratorTexts  # noqa: E402
 from tests.support.fake_llm import FakeLLMPredictor  # noqa: E402
 from tests.support.fake_predictors import embedder, live  # noqa: E402
 
@@ -66,24 +66,23 @@ def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_forked_tokenizer_matches_the_local_one(tmp_path: Path) -> None:
     folder = model(tmp_path)
-    language_model = SimpleNamespace(
-        text=LLMTokenizer(folder / "tokenizer.json"), template=ChatTemplate.open(folder)
-    )
-    local = LocalTokenizer(language_model)
+    known = GeneratorTexts(LLMTokenizer(folder / "tokenizer.json"), ChatTemplate.open(folder))
+    local = LocalTokenizer(lambda: known)
 
     async def work(texts: ForkedTokenizer) -> None:
         await texts.self_test(chat=True)
         for text in ("The json module", "", "é😀\n" * 3000):
             rows = await texts.encode([text, "x"], True, "prompt")
             assert rows == await local.encode([text, "x"], True, "prompt")
-            assert await texts.decode(rows[0], True) == await local.decode(rows[0], True)
+            shown = [(rows[0], True), (rows[1], False)]
+            assert await texts.decode(shown) == await local.decode(shown)
         tools = [{"type": "function", "function": {"name": "f", "parameters": {"maximum": 10**30}}}]
         assert await texts.encode_chat(CHAT, tools, {"x": 1}) == await local.encode_chat(
             CHAT, tools, {"x": 1}
         )
         for wrong in (10**6, 10**12):
             with pytest.raises(InputError):
-                await texts.decode([wrong], True)
+                await texts.decode([([wrong], True)])
         with pytest.raises(InputError, match="surrogate"):
             await texts.encode(["\ud800"], True, "prompt")
         assert await texts.encode(["x"], True, "prompt") == [rows[1]]
@@ -180,16 +179,17 @@ def test_encoder_texts_are_truncated_in_the_forked_process(tmp_path: Path) -> No
     async def main() -> None:
         fake = embedder()
         fake.change(path=str(folder), sizes={"seq": (1, 5)})
-        texts = tokenizer_pool.encoder_tokenizer(fake.info)
+        fake.tokenizer = None
+        texts = tokenizer_pool.encoder_tokenizer(fake)
         assert texts is not None
         texts.start()
         try:
-            rows = await texts.encode(["one two three four five six seven eight", "x"], True, "texts")
+            rows, types = await texts.encode_typed(["one two three four five six seven eight", "x"], "texts")
         finally:
             texts.close()
         expected = Tokenizer(folder / "tokenizer.json", max_length=5)
         assert rows == expected.encode(["one two three four five six seven eight", "x"])
-        assert len(rows[0]) == 5
+        assert (len(rows[0]), types) == (5, [])
 
     asyncio.run(main())
 

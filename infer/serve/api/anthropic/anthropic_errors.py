@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from ....errors import InferError, OverloadedError
+from ....errors import InferError
 from ...http.routing import ErrorFormat, error_text
 
 TYPES = {
@@ -32,14 +32,9 @@ class AnthropicError(msgspec.Struct):
     type: Literal["error"] = "error"
 
 
-def _status(error: InferError) -> int:
-    return 429 if isinstance(error, OverloadedError) else error.status
-
-
-def _body(error: InferError) -> AnthropicError:
-    status = _status(error)
+def _body(error: InferError, status: int) -> AnthropicError:
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     return AnthropicError(ErrorDetails(kind, error_text(error)))
 
 
-ERROR_FORMAT = ErrorFormat("anthropic", _status, _body, AnthropicError)
+ERROR_FORMAT = ErrorFormat("anthropic", _body, AnthropicError, overloaded=429)

@@ -9,7 +9,7 @@ import msgspec
 
 from ....errors import InferError
 from ....llm.engine.requests import Output
-from ...generation.event_stream import encode
+from ...generation.event_stream import named_event
 from ...generation.parts import Part, PartSequence, Step
 from ...generation.reply import Reply
 from .anthropic_errors import ERROR_FORMAT
@@ -37,18 +37,13 @@ from .messages_types import (
 )
 
 
-def _event(event: MessageEvent) -> bytes:
-    name = str(type(event).__struct_config__.tag).encode()
-    return b"event: %b\ndata: %b\n\n" % (name, encode(event))
-
-
 class MessageWriter:
     """Builder of a message from the outputs of its reply: the events of a stream, or the message as a whole.
 
     `max_tokens`: those that were asked for, of which the engine may have been given fewer.
     """
 
-    ping = _event(Ping())
+    ping = named_event(Ping())
 
     def __init__(self, reply: Reply, model: str, max_tokens: int) -> None:
         self.reply, self._parts, self._max_tokens = reply, PartSequence(), max_tokens
@@ -63,18 +58,18 @@ class MessageWriter:
         return self.message
 
     def begin(self) -> bytes:
-        return _event(MessageStart(self.message))
+        return named_event(MessageStart(self.message))
 
     def events(self, outputs: Sequence[Output]) -> bytes:
-        return b"".join(map(_event, self._read(outputs)))
+        return b"".join(map(named_event, self._read(outputs)))
 
     def end(self) -> bytes:
         events, message = self._finished(), self.message
         end = MessageDelta(EndDelta(message.stop_reason, message.stop_sequence), message.usage)
-        return b"".join(map(_event, [*events, end, MessageStop()]))
+        return b"".join(map(named_event, [*events, end, MessageStop()]))
 
     def failed(self, error: InferError) -> bytes:
-        return b"event: error\ndata: %b\n\n" % encode(ERROR_FORMAT.body(error))
+        return b"event: error\ndata: %b\n\n" % ERROR_FORMAT.encode(error)
 
     def _read(self, outputs: Sequence[Output]) -> list[MessageEvent]:
         events = list[MessageEvent]()

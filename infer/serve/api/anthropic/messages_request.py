@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....errors import InputError
-from ...generation.conversation import Conversation, new_id
-from ...generation.prompt import effort_options, thinking_options
+from ...generation.conversation import Conversation, effort_options, thinking_options
+from ...generation.refused_fields import read_object
 from ...generation.tools import function_tool
+from ...http.routing import new_id
 from ...llm.llm_engine import LLMEngine
-from ..openai.refused_fields import read_object
 from .messages_types import (
     Block,
     CountRequest,
@@ -45,7 +45,7 @@ def conversation(request: CountRequest, model: LLMEngine) -> Conversation:
     choice, config = request.tool_choice, request.output_config
     schema = config.format.schema if config is not None and config.format is not None else None
     asked = Conversation(
-        id=new_id("msg"),
+        id=new_id("msg_", 16),
         messages=messages.all,
         options={},
         tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools or ())],

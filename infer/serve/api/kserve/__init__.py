@@ -1,28 +1,25 @@
 """KServe's Open Inference Protocol v2 over REST: models, health, statistics and inference on tensors.
 
-The model repository extension (list, load, unload) has routes only with --allow-reload.
+`kserve_repository` has the routes of the model repository extension, which are there with --allow-reload.
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from ....errors import InputError, NotReadyError
+from ....errors import NotReadyError
 from ...batching.tensor_engine import TensorEngine
 from ...http.request_context import RequestContext
-from ...http.routing import ErrorFormat, Handler, Payload, Response, Route, error_text
-from ...model_admin import ModelAdmin, RepositoryModel
+from ...http.routing import ErrorFormat, Handler, Route, error_text
 from ...observability.metrics import stats_dict
 from ...service import Service
-from . import kserve_request
+from .kserve_request import find_engine, infer, precheck
 from .kserve_tensors import DATATYPES, datatype, shape_of
 from .kserve_types import (
-    ChangeRequest,
     ConfigParameter,
     ConfigTensor,
     DynamicBatching,
     ErrorText,
-    IndexRequest,
     InferRequest,
     InferResponse,
     Live,
@@ -48,9 +45,7 @@ EXTENSIONS = [
 ]
 
 
-ERROR_FORMAT = ErrorFormat(
-    "kserve", lambda error: error.status, lambda error: ErrorText(error_text(error)), ErrorText
-)
+ERROR_FORMAT = ErrorFormat("kserve", lambda error, _: ErrorText(error_text(error)), ErrorText)
 
 
 def routes(service: Service) -> list[Route]:
@@ -85,7 +80,7 @@ def routes(service: Service) -> list[Route]:
             get(f"{path}/config", ModelConfig, config, "How a model is served", 404),
             get(f"{path}/stats", Statistics, stats, "What a model has done", 404),
         ]
-    return table + _repository_routes(service)
+    return table
 
 
 async def server(context: RequestContext) -> ServerMetadata:
@@ -110,21 +105,21 @@ async def index(context: RequestContext) -> ModelIndex:
 
 
 async def metadata(context: RequestContext) -> ModelMetadata:
-    model = _engine(context).info
+    model = find_engine(context).info
     ins = [TensorMetadata(spec.name, datatype(spec), shape_of(spec)) for spec in model.inputs]
     outs = [TensorMetadata(spec.name, datatype(spec), shape_of(spec)) for spec in model.outputs]
     return ModelMetadata(model.name, [model.version], f"infer_{model.backend}", ins, outs)
 
 
 async def model_ready(context: RequestContext) -> ModelReady:
-    engine = _engine(context)
+    engine = find_engine(context)
     if context.service.state != "ready" or not engine.healthy:
         raise NotReadyError(f"model {engine.info.name} would not answer")
     return ModelReady(engine.info.name, True)
 
 
 async def config(context: RequestContext) -> ModelConfig:
-    engine = _engine(context)
+    engine = find_engine(context)
     model, batched = engine.info, engine.collator.batched
     along_first = (
         batched and engine.collator.plain
@@ -147,91 +142,13 @@ async def config(context: RequestContext) -> ModelConfig:
 
 
 async def stats(context: RequestContext) -> Statistics:
-    return Statistics([_stats(_engine(context))])
+    return Statistics([_stats(find_engine(context))])
 
 
 async def all_stats(context: RequestContext) -> Statistics:
     return Statistics([_stats(engine) for engine in context.service.engines.values()])
 
 
-def precheck(context: RequestContext, piece: bytes | bytearray, whole: bool) -> None:
-    """Raise `NotFoundError` or `OverloadedError` before the body is read, where it would be refused anyway."""
-    kserve_request.check_admission(context, _engine(context), piece, whole)
-
-
-async def infer(context: RequestContext) -> Any:
-    return await kserve_request.infer(context, _engine(context))
-
-
-def _engine(context: RequestContext) -> TensorEngine:
-    engine = context.service.engine(context.path["model"], context.path.get("version"))
-    context.model = engine.info.name
-    return engine
-
-
 def _stats(engine: TensorEngine) -> ModelStats:
     model = engine.info
     return ModelStats(name=model.name, version=model.version, **stats_dict(engine.metrics))
-
-
-def _repository_routes(service: Service) -> list[Route]:
-    if service.admin is None:
-        return []
-
-    def post(path: str, to: type[Any], out: Payload, handler: Handler, text: str, *errors: int) -> Route:
-        return Route("POST", f"/v2/repository/{path}", to, out, handler, text, ERROR_FORMAT, errors)
-
-    change = (404, 409, 503)
-    return [
-        post(
-            "index",
-            IndexRequest,
-            list[RepositoryModel],
-            repository_index,
-            "All models in the server's folders",
-        ),
-        post(
-            "models/{model}/load",
-            ChangeRequest,
-            "text/plain",
-            load_model,
-            "Serve the latest version",
-            *change,
-        ),
-        post(
-            "models/{model}/unload",
-            ChangeRequest,
-            "text/plain",
-            unload_model,
-            "Serve a model no more",
-            *change,
-        ),
-    ]
-
-
-async def repository_index(context: RequestContext) -> list[RepositoryModel]:
-    wanted = context.json(IndexRequest) if context.body.strip() else IndexRequest()
-    return [one for one in _admin(context).index() if one.state == "READY" or not wanted.ready]
-
-
-async def load_model(context: RequestContext) -> Response:
-    _check_parameters(context, ())
-    await _admin(context).load(context.path["model"])
-    return Response(media="text/plain")
-
-
-async def unload_model(context: RequestContext) -> Response:
-    _check_parameters(context, ("unload_dependents",))
-    await _admin(context).unload(context.path["model"])
-    return Response(media="text/plain")
-
-
-def _admin(context: RequestContext) -> ModelAdmin:
-    return context.service.admin
-
-
-def _check_parameters(context: RequestContext, known: tuple[str, ...]) -> None:
-    if not context.body.strip():
-        return
-    if unknown := sorted(set(context.json(ChangeRequest).parameters) - set(known)):
-        raise InputError(f"parameter {unknown[0][:64]!r} is not supported", where="parameters")

@@ -39,8 +39,16 @@ Sections = list[memoryview | None]  # raw bytes of each input; None where its da
 TensorRequest = tuple[InferRequest, list[tuple[TensorSpec, np.ndarray]], RequestedOutputs, int]
 
 
-async def infer(context: RequestContext, engine: TensorEngine) -> Response:
+def find_engine(context: RequestContext) -> TensorEngine:
+    """Return the engine of the model in the path."""
+    engine = context.service.engine(context.path["model"], context.path.get("version"))
+    context.model = engine.info.name
+    return engine
+
+
+async def infer(context: RequestContext) -> Response:
     """Run one request of HTTP; raise `InputError` for anything that does not fit the model."""
+    engine = find_engine(context)
     request, raw = _read(context, engine)
     result, wanted = await run(context, engine, request, _sections(request, raw))
     return encode_response(engine, request.id, result, wanted)
@@ -99,13 +107,12 @@ def read_tensors(context: RequestContext, engine: TensorEngine) -> TensorRequest
     return request, [(specs[name], array) for name, array in arrays.items()], wanted, priority
 
 
-def check_admission(
-    context: RequestContext, engine: TensorEngine, piece: bytes | bytearray, whole: bool
-) -> None:
-    """Raise `OverloadedError` where any request of usual priority would be refused now.
+def precheck(context: RequestContext, piece: bytes | bytearray, whole: bool) -> None:
+    """Raise `NotFoundError`, or `OverloadedError` where any request of usual priority would be refused now.
 
     A body that may ask for a higher priority is read first.
     """
+    engine = find_engine(context)
     header = context.headers.get(HEADER_LENGTH, b"")
     size = int(header) if header.isdigit() and len(header) <= 12 else len(piece) + (not whole)
     if size <= len(piece) and piece.find(b'"priority"', 0, size) < 0:

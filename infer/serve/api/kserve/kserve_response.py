@@ -63,7 +63,7 @@ def encode_response(
             chunks.append(to_binary(array, spec))
             tensors.append(b'%b%b,"parameters":{"binary_data_size":%d}}' % (*named, len(chunks[-1])))
         else:
-            values = to_json(array)[0] if wrong else array.ravel().tolist()
+            values = to_json(array) if wrong else array.ravel().tolist()
             tensors.append(b'%b%b,"data":%b}' % (*named, encode(values)))
     head = b"%b%b]}" % (_lead(engine, id, answer), b",".join(tensors))
     if not chunks:

@@ -102,20 +102,16 @@ def count_nonfinite(array: np.ndarray, spec: TensorSpec) -> int:
     return array.size - int(np.isfinite(array).sum())
 
 
-def to_json(array: np.ndarray) -> tuple[list[Any], int]:
-    """Return the flat values and the number of non-finite ones.
-
-    Those become the strings "NaN", "Infinity" and "-Infinity".
-    """
+def to_json(array: np.ndarray) -> list[Any]:
+    """Return the flat values; non-finite ones become the strings "NaN", "Infinity" and "-Infinity"."""
     flat = array.ravel()
     values = flat.tolist()
     if flat.dtype.kind != "f" or np.isfinite(flat).all():
-        return values, 0
-    wrong = np.flatnonzero(~np.isfinite(flat)).tolist()
-    for index in wrong:
+        return values
+    for index in np.flatnonzero(~np.isfinite(flat)).tolist():
         value = values[index]
         values[index] = "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return values, len(wrong)
+    return values
 
 
 def to_binary(array: np.ndarray, spec: TensorSpec) -> bytes:

@@ -12,10 +12,12 @@ from ....llm.engine.requests import Output
 from ....llm.text.tool_parser import ToolDelta
 from ...generation import conversation
 from ...generation.conversation import Conversation
-from ...generation.event_stream import EventStream, encode
+from ...generation.event_stream import encode, respond
 from ...generation.reply import Message, Reply
+from ...generation.request_fields import read_request
 from ...http.request_context import RequestContext
-from . import openai_logprobs, openai_request, openai_response
+from ...model_lookup import find_llm
+from . import openai_logprobs, openai_request
 from .chat_types import (
     ChatChoice,
     ChatCompletion,
@@ -28,27 +30,24 @@ from .chat_types import (
     ToolCallDelta,
     without_nulls,
 )
-from .chunk_writer import DONE, ChunkedReply, ChunkWriter
-from .openai_errors import find_llm
 from .openai_logprobs import ChatLogprobs
-from .openai_response import ResponseHead, usage_of
+from .openai_response import ChunkedReply, ResponseHead, response_head
 
 ROLE = b'"delta":{"role":"assistant","content":"","refusal":null}'
 NOTHING = b'"delta":{}'
 
 
 async def chat(context: RequestContext) -> Any:
-    request, unknown = openai_request.read_request(context, ChatRequest)
+    request, unknown = read_request(context, ChatRequest)
     model = find_llm(context, request.model)
     _refuse_chat(request)
-    head = openai_response.response_head(model, request, "chatcmpl", "chat.completion.chunk")
+    head = response_head(model, request, "chatcmpl-", "chat.completion.chunk")
     context.seconds = request.timeout
     reply = await conversation.start(context, model, _conversation(request, head.id))
     model.metrics.unknown_fields.inc(unknown)
-    response = ChatResponse(reply, request, head)
-    if request.stream:
-        return EventStream(reply.stream, response).reply(model.headers())
-    return response.full(await reply.read_all())
+    return await respond(
+        model, reply.stream, ChatResponse(reply, request, head), streamed=bool(request.stream)
+    )
 
 
 def _refuse_chat(request: ChatRequest) -> None:
@@ -103,25 +102,19 @@ def _delta(part: ToolDelta) -> bytes:
 
 
 class ChatResponse(ChunkedReply):
-    """Builder of the response: `full` of whole messages, or the events of a stream."""
+    """Builder of the response: whole messages, or the events of a stream."""
 
     def __init__(self, reply: Reply, request: ChatRequest, head: ResponseHead) -> None:
-        self.reply, self.head, self.logprobs = reply, head, bool(request.logprobs)
-        self.final, self.always = openai_response.usage_options(request)
-        self.chunks = ChunkWriter(head, usage=self.final or self.always)
-        self.started = [False] * len(reply.stream.choices)
+        super().__init__(head, request, reply.usage, len(reply.stream.choices))
+        self.reply, self.logprobs = reply, bool(request.logprobs)
 
-    def full(self, messages: Sequence[Message]) -> ChatCompletion:
-        head = msgspec.structs.asdict(self.head)
-        del head["object"]
+    def whole(self, outputs: Sequence[Output]) -> ChatCompletion:
+        messages = self.reply.messages(outputs)
         choices = [self._choice(index, message) for index, message in enumerate(messages)]
-        return ChatCompletion(**head, choices=choices, usage=usage_of(self.reply.usage))
+        return ChatCompletion(**self.fields(), choices=choices)
 
     def events(self, outputs: Sequence[Output]) -> bytes:
         return b"".join([event for output in outputs for event in self._events(output)])
-
-    def end(self) -> bytes:
-        return (self.chunks.usage(encode(usage_of(self.reply.usage))) if self.final else b"") + DONE
 
     def _choice(self, index: int, message: Message) -> ChatChoice:
         shown = ResponseMessage(content=message.content)
@@ -141,10 +134,9 @@ class ChatResponse(ChunkedReply):
     def _events(self, output: Output) -> list[bytes]:
         index, events = output.index, list[bytes]()
         parts, finish = self.reply.read(output)
-        usage = encode(usage_of(self.reply.usage)) if self.always else b""
 
         def say(delta: bytes, known: ChatLogprobs | None = None, finish: str | None = None) -> None:
-            events.append(self.chunks.choice(index, delta, encode(known), encode(finish), usage))
+            events.append(self.chunk(index, delta, known, finish))
 
         if not self.started[index]:
             self.started[index] = True

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from ...generation.request_fields import option
 from .openai_logprobs import ChatLogprobs
-from .openai_types import CommonFields, Finish, Usage, option
+from .openai_types import CommonFields, Finish, Usage
 
 
 class ImageUrl(msgspec.Struct):

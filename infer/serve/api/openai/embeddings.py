@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -12,10 +12,12 @@ from ....errors import InputError
 from ....tasks import late_interaction, text_model
 from ...batching import text_inputs
 from ...batching.tensor_engine import TensorEngine
+from ...http.json_parse import require_json
 from ...http.request_context import RequestContext
+from ...model_lookup import find_model
 from ...task_call import TaskCall
 from ..kserve.kserve_tensors import to_json
-from .openai_errors import find_model, require_json
+from .openai_request import texts_or_ids
 
 TASKS = ("embedding", late_interaction.TASK)
 Ids = list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]
@@ -74,7 +76,7 @@ class MultiVectorEmbeddings(msgspec.Struct):
 
 
 async def embeddings(context: RequestContext) -> Embeddings | MultiVectorEmbeddings:
-    require_json(context)
+    require_json(context.headers)
     request = context.json(EmbeddingsRequest)
     engine = find_model(context, request.model)
     if not isinstance(engine, TensorEngine) or engine.info.task not in TASKS:
@@ -99,18 +101,10 @@ async def embeddings(context: RequestContext) -> Embeddings | MultiVectorEmbeddi
 
 
 async def _vectors(call: TaskCall, request: EmbeddingsRequest) -> np.ndarray:
-    given = request.input
-    rows: Any = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
+    rows = texts_or_ids(request.input, "input")
     if not rows:
         raise InputError("expected at least one text", where="input")
-    for kind in (str, list):
-        if all(isinstance(row, kind) for row in rows):
-            break
-    else:
-        raise InputError("expected a text, texts, token ids, or lists of token ids", where="input")
     if isinstance(rows[0], list):
-        if any(not isinstance(token, int) for row in rows for token in row):
-            raise InputError("expected token ids", where="input")
         arrays = text_inputs.from_ids(call.engine, rows, "input")
         return np.asarray((await call.run_arrays(arrays, [call.model.output]))[call.model.output])
     if "" in rows:
@@ -136,4 +130,4 @@ def _base64(vector: np.ndarray) -> str:
 
 
 def _numbers(vector: np.ndarray) -> list[float | str]:
-    return to_json(vector)[0]
+    return to_json(vector)

@@ -6,10 +6,9 @@ from typing import Literal
 
 import msgspec
 
-from ...batching.tensor_engine import TensorEngine
 from ...http.request_context import RequestContext
 from ...llm.llm_engine import LLMEngine
-from .openai_errors import find_model
+from ...model_lookup import Served, find_model
 
 
 class Model(msgspec.Struct):
@@ -44,6 +43,6 @@ async def model(context: RequestContext) -> Model:
     return _described(context.path["model"], served, context.model if context.adapter else None)
 
 
-def _described(name: str, served: TensorEngine | LLMEngine, parent: str | None = None) -> Model:
+def _described(name: str, served: Served, parent: str | None = None) -> Model:
     length = served.context if isinstance(served, LLMEngine) else None
     return Model(name, served.info.task, max_model_len=length, parent=parent)

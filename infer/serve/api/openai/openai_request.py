@@ -1,65 +1,65 @@
-"""Translation of OpenAI request fields: prompts, sampling, grammar, timeout."""
+"""Translation of OpenAI request fields: prompts, sampling, grammar."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from typing import Any, TypeVar
-
-import msgspec
+from typing import Any
 
 from ....errors import InputError
-from ....llm.engine.sampling.sampling_options import OPTIONS, Sampling, check_range
-from ...generation.engine_request import complete_sampling
+from ....llm.engine.sampling.sampling_options import Sampling
+from ...generation.engine_request import check_size, complete_sampling
+from ...generation.request_fields import options_of
 from ...http import json_parse
-from ...http.request_context import RequestContext
 from ...llm.llm_engine import LLMEngine
-from .openai_errors import require_json
 from .openai_types import (
-    OPTION_NAMES,
     CommonFields,
     CompletionRequest,
     ResponseFormat,
     StructuredOutputs,
 )
-from .refused_fields import refuse_fields, refuse_unknown
 
-T = TypeVar("T", bound=msgspec.Struct)
-MAX_BIAS = 1024
-CONSTRAINTS = {"response_format": ResponseFormat, "structured_outputs": StructuredOutputs}
+MAX_BIAS, MAX_PROMPTS = 1024, 1024
 DEFAULT_TOKENS = 16  # of /v1/completions, as OpenAI has it
 
 
-def read_request(context: RequestContext, to: type[T], *, strict: bool = False) -> tuple[T, int]:
-    """Return the decoded body and the number of its unknown fields.
-
-    Raises `InputError` naming a field that is wrong, or shapes the output and is not offered; if `strict`, any that is
-    not offered and asks for something.
-    """
-    require_json(context)
-    value = context.value()
-    request = json_parse.convert(value, to)
-    for field, option in _options(to).items():
-        if (given := getattr(request, field)) is not None:
-            check_range(option, given, served=True, where=field)
-    refuse_fields(value, _fields(to))
-    if strict:
-        refuse_unknown(value, _fields(to), "")
-    for name, kind in CONSTRAINTS.items():
-        refuse_unknown(value.get(name), _fields(kind), name)
-    return request, len(value.keys() - _fields(to))
+def texts_or_ids(given: str | list[Any], where: str) -> list[Any]:
+    """Return texts, or rows of token ids, of a field that holds one of either or a list of them."""
+    rows: list[Any] = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
+    if all(isinstance(row, str) for row in rows):
+        return rows
+    if all(isinstance(row, list) and all(isinstance(token, int) for token in row) for row in rows):
+        return rows
+    raise InputError("expected a text, texts, token ids, or lists of token ids", where=where)
 
 
-@cache
-def _options(kind: type[msgspec.Struct]) -> dict[str, str]:
-    """Return the name of the option for each field of the request that is one."""
-    named = {field: OPTION_NAMES.get(field, field) for field in kind.__struct_fields__}
-    return {field: name for field, name in named.items() if name in OPTIONS}
+async def encode_prompts(generator: LLMEngine, given: str | list[Any], special: bool) -> list[list[int]]:
+    """Return the token ids of every prompt of a /v1/completions request, none of them empty."""
+    rows = texts_or_ids(given, "prompt")
+    if not 1 <= len(rows) <= MAX_PROMPTS:
+        raise InputError(f"expected 1 to {MAX_PROMPTS} prompts, got {len(rows)}", where="prompt")
+    if isinstance(rows[0], str):
+        return await _encode(generator, rows, special)
+    return [
+        check_ids(generator, row, f"prompt[{i}]" if len(rows) > 1 else "prompt") for i, row in enumerate(rows)
+    ]
 
 
-@cache
-def _fields(kind: type[msgspec.Struct]) -> frozenset[str]:
-    return frozenset(kind.__struct_encode_fields__)
+async def _encode(generator: LLMEngine, texts: Sequence[str], special: bool) -> list[list[int]]:
+    check_size(generator, texts, "prompt")
+    rows = await generator.tokenizers.encode(texts, special, "prompt")
+    for row in rows:
+        if not row:
+            raise InputError("the prompt is empty", where="prompt")
+    return rows
+
+
+def check_ids(generator: LLMEngine, row: list[int], where: str) -> list[int]:
+    size = generator.vocab_size
+    if not row:
+        raise InputError("the prompt is empty", where=where)
+    if min(row) < 0 or max(row) >= size:
+        raise InputError(f"expected token ids between 0 and {size - 1}", where=where)
+    return row
 
 
 def translated(
@@ -91,7 +91,7 @@ def sampling_options(request: CommonFields) -> dict[str, Any]:
     """Return the options of `Sampling` by name that the fields give, None where one is absent."""
     given = {
         option: getattr(request, field)
-        for field, option in _options(CommonFields).items()
+        for field, option in options_of(CommonFields).items()
         if option in Sampling.__struct_fields__
     }
     return given | {"logit_bias": _bias(request.logit_bias or {})}
@@ -104,12 +104,6 @@ def _bias(given: dict[str, float]) -> dict[int, float]:
         if not (key.isascii() and key.isdigit() and len(key) < 10):
             raise InputError("expected token ids as names", where="logit_bias")
     return {int(key): value for key, value in given.items()}
-
-
-def timeout(context: RequestContext, request: CommonFields) -> float:
-    """Return the seconds left of the field, the header, or the server's limit for generation."""
-    context.seconds = request.timeout
-    return context.timeout(context.service.limits.generation_seconds)
 
 
 def grammar(request: CommonFields) -> tuple[dict[str, Any] | None, str]:

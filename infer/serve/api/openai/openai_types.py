@@ -7,61 +7,17 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from ....llm.engine.sampling.sampling_options import bounds
+from ...generation.request_fields import ResponseFormat, Stop, StructuredOutputs, option
 from .openai_logprobs import CompletionLogprobs
 
 Token = Annotated[int, Meta(ge=0, lt=2**31)]
-Stop = Annotated[str, Meta(max_length=1024)]
 BadWord = Annotated[str, Meta(max_length=128)]
 Finish = Literal["stop", "length", "tool_calls"]
-# Options of `infer.llm.engine.sampling.sampling_options` that have another name here.
-OPTION_NAMES = {
-    "include_stop_str_in_output": "include_stop",
-    "max_completion_tokens": "max_tokens",
-    "max_output_tokens": "max_tokens",
-    "stop_sequences": "stop",
-    "top_logprobs": "logprobs",
-}
-
-
-def option(field: str) -> Meta:
-    """Describe a field of the OpenAPI document by its option, whose range `read_request` checks."""
-    found = bounds(OPTION_NAMES.get(field, field), served=True)
-    limits = {"minimum": found.minimum, "exclusiveMinimum": found.above, "maximum": found.maximum}
-    schema = {name: limit for name, limit in limits.items() if limit is not None}
-    return Meta(description=found.help, extra_json_schema=schema or None)
 
 
 class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-
-
-class JsonSchema(msgspec.Struct, kw_only=True):
-    name: str = ""
-    description: str | None = None
-    schema: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class ResponseFormat(msgspec.Struct, kw_only=True):
-    """Form of the output. `schema`: that of a JSON object where llama.cpp has it, beside the type."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-    schema: dict[str, Any] | None = None
-
-
-class StructuredOutputs(msgspec.Struct, kw_only=True):
-    """A constraint on the output: exactly one of a JSON schema (or its text), any JSON object, a regular expression,
-    choices, or a grammar in the notation of Lark or GBNF.
-    """
-
-    json: dict[str, Any] | str | None = None
-    json_object: bool | None = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
 
 
 class CommonFields(msgspec.Struct, kw_only=True):

@@ -6,14 +6,15 @@ from typing import Any
 
 import msgspec
 
-from ....errors import InputError, NotFoundError
+from ....errors import InputError
 from ....llm.text.chat_template import special_tokens
-from ...generation.prompt import chat_prompt
+from ...generation.conversation import chat_prompt
+from ...generation.request_fields import read_request
 from ...http.request_context import RequestContext
 from ...llm.llm_engine import LLMEngine
-from . import openai_prompts, openai_request
+from ...model_lookup import find_able, find_llm
+from . import openai_request
 from .chat_types import Message, Tool, without_nulls
-from .openai_errors import find_llm
 from .openai_types import Token
 
 
@@ -63,7 +64,7 @@ class TokenizerInfo(msgspec.Struct):
 
 
 async def tokenize(context: RequestContext) -> Tokens:
-    request, _ = openai_request.read_request(context, TokenizeRequest)
+    request, _ = read_request(context, TokenizeRequest)
     model = _model(context, request.model)
     if (request.prompt is None) == (request.messages is None):
         raise InputError("expected either prompt or messages", where="prompt")
@@ -81,11 +82,11 @@ async def tokenize(context: RequestContext) -> Tokens:
 
 
 async def detokenize(context: RequestContext) -> Prompt:
-    request, _ = openai_request.read_request(context, DetokenizeRequest)
+    request, _ = read_request(context, DetokenizeRequest)
     model = _model(context, request.model)
     if request.tokens:
-        openai_prompts.check_ids(model, request.tokens, "tokens")
-    return Prompt(await model.tokenizers.decode(request.tokens, False))
+        openai_request.check_ids(model, request.tokens, "tokens")
+    return Prompt((await model.tokenizers.decode([(request.tokens, False)]))[0])
 
 
 async def tokenizer_info(context: RequestContext) -> TokenizerInfo:
@@ -104,11 +105,6 @@ async def tokenizer_info(context: RequestContext) -> TokenizerInfo:
 
 
 def _model(context: RequestContext, name: str | None) -> LLMEngine:
-    if name is not None:
-        return find_llm(context, name)
-    names = list(context.service.generators)
-    if not names:
-        raise NotFoundError("no language model is served")
-    if len(names) > 1:
-        raise InputError(f"expected a model, one of {', '.join(names)}", where="model")
-    return find_llm(context, names[0])
+    if name is None:
+        name = find_able(context, None, lambda model: isinstance(model, LLMEngine), "generate text").info.name
+    return find_llm(context, name)

@@ -11,13 +11,13 @@ import msgspec
 
 from ....errors import InputError, NotFoundError
 from ...generation import conversation as conversations
-from ...generation.conversation import Conversation, new_id
-from ...generation.event_stream import EventStream
+from ...generation.conversation import Conversation
+from ...generation.event_stream import respond
 from ...generation.reply import Reply
+from ...generation.request_fields import read_request
 from ...http.request_context import RequestContext
-from ...http.routing import Response
-from ..openai import openai_request
-from ..openai.openai_errors import find_llm
+from ...http.routing import Response, new_id
+from ...model_lookup import find_llm
 from . import responses_request
 from .response_store import ResponseStore, StoredResponse
 from .responses_reply import ResponseWriter
@@ -42,7 +42,7 @@ class Responses:
         self.store = store
 
     async def create(self, context: RequestContext) -> Any:
-        request, _ = openai_request.read_request(context, ResponsesRequest, strict=True)
+        request, _ = read_request(context, ResponsesRequest, strict=True)
         model = find_llm(context, request.model)
         if request.store and not self.store.keeps:
             raise InputError("this server keeps no responses", where="store", hint="Send store false")
@@ -55,7 +55,7 @@ class Responses:
                 f"expected at most {MAX_ITEMS} items with those of earlier responses, got {len(items)}",
                 where="previous_response_id",
             )
-        asked = responses_request.conversation(request, model, items, len(earlier), new_id("resp"))
+        asked = responses_request.conversation(request, model, items, len(earlier), new_id("resp_", 16))
         context.seconds = request.timeout
         reply = await conversations.start(context, model, asked)
         stored = self.store.keeps and request.store is not False
@@ -69,12 +69,7 @@ class Responses:
                 self.store.put(tenant, ended.id, kept)
 
         writer = ResponseWriter(reply, response, keep)
-        if request.stream:
-            return EventStream(reply.stream, writer).reply(model.headers())
-        try:
-            return writer.whole(await reply.stream.read_all())
-        finally:
-            reply.stream.close()
+        return await respond(model, reply.stream, writer, streamed=asked.stream)
 
     async def retrieve(self, context: RequestContext) -> Response:
         context.parameters(ResponseQuery)

@@ -7,12 +7,10 @@ from collections.abc import Callable, Sequence
 
 from ....errors import InferError, InputError, OverloadedError
 from ....llm.engine.requests import Output
-from ...generation.conversation import new_id
-from ...generation.event_stream import encode
+from ...generation.event_stream import PING, named_event
 from ...generation.parts import Part, PartSequence, Step
 from ...generation.reply import Reply
-from ...http.routing import error_text
-from ..openai.chunk_writer import PING
+from ...http.routing import error_text, new_id
 from ..openai.openai_logprobs import ContentLogprob, chat_logprobs
 from .responses_types import (
     ArgumentsDelta,
@@ -137,7 +135,7 @@ class ResponseWriter:
         return [TextDelta(item_id=id, output_index=at, delta=text, logprobs=new)]
 
     def _begun(self, part: Part) -> list[Event]:
-        id, at = new_id(PREFIXES[part.kind]), part.index
+        id, at = new_id(f"{PREFIXES[part.kind]}_", 16), part.index
         self._ids.append(id)
         added: list[Event] = [ItemAdded(output_index=at, item=self._item(part, "in_progress"))]
         if part.kind == "call":
@@ -173,9 +171,6 @@ class ResponseWriter:
         return OutputText(text=part.text, logprobs=self._shown.get(part.index, []))
 
     def _sent(self, events: Sequence[Event]) -> bytes:
-        lines = []
         for event in events:
             event.sequence_number, self._number = self._number, self._number + 1
-            name = str(type(event).__struct_config__.tag).encode()
-            lines.append(b"event: %b\ndata: %b\n\n" % (name, encode(event)))
-        return b"".join(lines)
+        return b"".join(map(named_event, events))

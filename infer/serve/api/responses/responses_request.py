@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from ....errors import InputError
-from ...generation.conversation import Conversation, new_id
-from ...generation.prompt import effort_options
+from ...generation.conversation import Conversation, effort_options
+from ...generation.refused_fields import read_object
 from ...generation.tools import function_tool
+from ...http.routing import new_id
 from ...llm.llm_engine import LLMEngine
-from ..openai.refused_fields import read_object
 from .responses_types import (
     CallItem,
     CallOutputItem,
@@ -60,7 +60,7 @@ def _read_item(given: Item, where: str, kept: Callable[[str], Item | None]) -> I
             f"items of type {kind!r:.64} are not offered: expected {known}", where=f"{where}.type"
         )
     item = read_object({**given, "type": kind}, KINDS[kind], where)
-    item.id, item.status = item.id or new_id(PREFIXES[kind]), item.status or "completed"
+    item.id, item.status = item.id or new_id(f"{PREFIXES[kind]}_", 16), item.status or "completed"
     if isinstance(item, InputMessage):
         item.content = _read_parts(item.content, f"{where}.content", said=item.role == "assistant")
     elif isinstance(item, CallOutputItem) and not isinstance(item.output, str):

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from ...generation.request_fields import option
 from ..openai.openai_logprobs import ContentLogprob
-from ..openai.openai_types import option
 
 MAX_ITEMS = 4096  # of one conversation
 ItemStatus = Literal["in_progress", "completed", "incomplete"]

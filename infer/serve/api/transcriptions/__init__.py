@@ -1,4 +1,4 @@
-"""Images and sound: OpenAI's transcriptions, and what other dialects need of files in requests."""
+"""OpenAI's transcriptions and translations of sound."""
 
 from __future__ import annotations
 

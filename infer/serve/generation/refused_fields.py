@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ....errors import InputError
-from ...http import json_parse
+from ...errors import InputError
+from ..http import json_parse
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -96,8 +96,4 @@ def read_object(value: object, to: type[T], where: str) -> T:
     """Convert an object of a request, at `where`, to a struct. Raises `InputError`, also for fields that it lacks."""
     tag = to.__struct_config__.tag_field
     refuse_unknown(value, {*to.__struct_encode_fields__, *([tag] if tag else ())}, where)
-    try:
-        return json_parse.convert(value, to)
-    except InputError as error:
-        error.where = where + error.where.removeprefix("$")
-        raise
+    return json_parse.convert(value, to, where=where)

@@ -17,15 +17,16 @@ from ....tasks import answers, text_answers, text_model, zero_shot_text
 from ....tasks.answers import Answer
 from ... import media_files
 from ...batching.tensor_engine import TensorEngine
+from ...http.json_parse import require_json
 from ...http.multipart import FORM, media_of
 from ...http.request_context import RequestContext
-from ...http.routing import BINARY, JSON, Response
-from ...task_call import TaskCall
-from ..media import image_texts, media_predictions
-from ..media.media_predictions import ACTIVATIONS
-from ..openai.openai_errors import require_json
-from . import text_request
-from .text_types import (
+from ...http.routing import BINARY, JSON, Response, new_id
+from ...model_lookup import find_tensor_model
+from ...task_call import TaskCall, refuse_uncut
+from . import file_predictions, image_texts
+from .file_predictions import ACTIVATIONS, FilePredictions
+from .predict_parameters import check_parameters
+from .predict_types import (
     Classification,
     Classified,
     ClassifyRequest,
@@ -34,11 +35,10 @@ from .text_types import (
     PredictParameters,
     PredictRequest,
     Question,
-    TextUsage,
 )
 
 SPANS = ("token-classification", "question-answering", "fill-mask")
-TASKS = ("classification", "multiple-choice", *media_predictions.TASKS, *SPANS)
+TASKS = ("classification", "multiple-choice", *file_predictions.TASKS, *SPANS)
 CLASSIFIERS = ("classification", "image-classification", "audio-classification")
 STRATEGIES = ("none", "simple")
 MAX_SPAN_TEXTS = 1024  # of one request of entities or masks
@@ -46,7 +46,7 @@ MAX_FILLED = 1 << 20  # tokens of the filled texts of one answer
 
 
 async def classify(context: RequestContext) -> Classified | Predictions | Response:
-    require_json(context)
+    require_json(context.headers)
     request = context.json(ClassifyRequest)
     if (request.input is None) == (request.inputs is None):
         raise InputError("expected either input (vLLM) or inputs (TEI)", where="input")
@@ -59,11 +59,11 @@ async def classify(context: RequestContext) -> Classified | Predictions | Respon
         )
         return await _predictions(context, _any_engine(context, request.model), asked)
     texts: list[TextOrPair] = [request.input] if isinstance(request.input, str) else list(request.input or [])
-    engine = text_request.find_text_model(context, request.model, CLASSIFIERS, "classify")
+    engine = find_tensor_model(context, request.model, CLASSIFIERS, "classify")
     raw, call = not request.use_activation, TaskCall(context, engine)
     if engine.media is not None:
-        files, places, _ = media_predictions.files_of(texts, "input")
-        values = await media_predictions.file_scores(context, engine, files, places, raw=raw)
+        files, places, _ = file_predictions.files_of(texts, "input")
+        values = await FilePredictions(context, engine, files, places).scores(raw=raw)
     else:
         logits = await call.perform(text_model.run_texts(call.model, texts, "input"))
         values = logits if raw else call.model.activated(logits)
@@ -72,8 +72,7 @@ async def classify(context: RequestContext) -> Classified | Predictions | Respon
         Classification(index, labels[int(row.argmax())], row.tolist(), len(labels))
         for index, row in enumerate(values)
     ]
-    usage = TextUsage(call.tokens, call.tokens)
-    return Classified(text_request.new_id("classify"), int(time.time()), call.model.name, data, usage)
+    return Classified(new_id("classify-"), int(time.time()), call.model.name, data, call.usage)
 
 
 async def predict(context: RequestContext) -> Predictions | Response:
@@ -84,7 +83,7 @@ async def predict(context: RequestContext) -> Predictions | Response:
             text = form.text("text") or ""
             return _texts(await image_texts.describe(context, reader, [form.file("file")], ["file"], text))
         engine = _any_engine(context, form.text("model"))
-        parameters = media_predictions.parameters_of(form)
+        parameters = file_predictions.parameters_of(form)
         return await _of_files(context, engine, [form.file("file")], ["file"], parameters)
     if media.startswith(("image/", "audio/")) or media == BINARY or not (media or context.body[:1] == b"{"):
         if not context.body:
@@ -93,11 +92,11 @@ async def predict(context: RequestContext) -> Predictions | Response:
         if (reader := image_texts.find_engine(context, None, TASKS)) is not None:
             return _texts(await image_texts.describe(context, reader, files, ["body"]))
         return await _of_files(context, _any_engine(context, None), files, ["body"])
-    require_json(context)
+    require_json(context.headers)
     request = context.json(PredictRequest)
     if (reader := image_texts.find_engine(context, request.model, TASKS)) is not None:
-        text_request.check_parameters(image_texts.TASK, request)
-        files, places, many = media_predictions.files_of(request.inputs, "inputs")
+        check_parameters(image_texts.TASK, request)
+        files, places, many = file_predictions.files_of(request.inputs, "inputs")
         found = await image_texts.describe(context, reader, files, places, request.parameters.text or "")
         return _texts([[one] for one in found] if many else found)
     return await _predictions(context, _any_engine(context, request.model), request)
@@ -109,7 +108,7 @@ def _texts(found: object) -> Response:
 
 
 def _any_engine(context: RequestContext, name: str | None) -> TensorEngine:
-    return text_request.find_text_model(context, name, TASKS, "predict")
+    return find_tensor_model(context, name, TASKS, "predict")
 
 
 async def _of_files(
@@ -125,8 +124,8 @@ async def _of_files(
             f"{engine.info.name} is a model of texts", where="model", hint="Send JSON with inputs"
         )
     parameters = parameters or PredictParameters()
-    text_request.check_parameters(engine.info.task, PredictRequest(inputs="", parameters=parameters))
-    (found,) = await media_predictions.predict_files(context, engine, files, where, parameters)
+    check_parameters(engine.info.task, PredictRequest(inputs="", parameters=parameters))
+    (found,) = await FilePredictions(context, engine, files, where).predict(parameters)
     return [*found]
 
 
@@ -134,8 +133,8 @@ async def _predictions(
     context: RequestContext, engine: TensorEngine, request: PredictRequest
 ) -> Predictions | Response:
     task, parameters = engine.info.task, request.parameters
-    text_request.refuse_uncut(request.truncate)
-    text_request.check_parameters(task, request)
+    refuse_uncut(request.truncate)
+    check_parameters(task, request)
     call = TaskCall(context, engine)
     if task in SPANS:
         return _texts(await _spans(call, request.inputs, parameters))
@@ -144,10 +143,10 @@ async def _predictions(
     if isinstance(request.inputs, Question):
         raise InputError(f"{call.model.name} takes other inputs", where="inputs", hint="See /predict")
     if engine.media is not None:
-        files, places, many = media_predictions.files_of(request.inputs, "inputs")
+        files, places, many = file_predictions.files_of(request.inputs, "inputs")
         if request.raw_scores:
             parameters = msgspec.structs.replace(parameters, function_to_apply="none")
-        predictions = await media_predictions.predict_files(context, engine, files, places, parameters)
+        predictions = await FilePredictions(context, engine, files, places).predict(parameters)
         batch: list[Any] = [[*one] for one in predictions]
         return batch if many else [*predictions[0]]
     if parameters.candidate_labels is not None:

@@ -10,11 +10,12 @@ import time
 
 from ....errors import InputError
 from ....tasks import late_interaction, text_model
+from ...http.json_parse import require_json
 from ...http.request_context import RequestContext
-from ...task_call import TaskCall
-from ..openai.openai_errors import require_json
-from . import text_request
-from .text_types import (
+from ...http.routing import new_id
+from ...model_lookup import find_tensor_model
+from ...task_call import TaskCall, refuse_uncut
+from .rerank_types import (
     Document,
     RankedText,
     Reranked,
@@ -23,21 +24,20 @@ from .text_types import (
     Score,
     ScoreRequest,
     Scores,
-    TextUsage,
 )
 
 TASKS = ("classification", "embedding", late_interaction.TASK)
 
 
 async def rerank(context: RequestContext) -> Reranked | list[RankedText]:
-    require_json(context)
+    require_json(context.headers)
     request = context.json(RerankRequest)
     if (request.documents is None) == (request.texts is None):
         raise InputError("expected either documents (Cohere, Jina, vLLM) or texts (TEI)", where="documents")
     where = "documents" if request.texts is None else "texts"
     given = request.texts if request.texts is not None else request.documents or []
     documents = [one.text if isinstance(one, Document) else one for one in given]
-    text_request.refuse_uncut(request.truncate)
+    refuse_uncut(request.truncate)
     call = _call(context, request.model)
     call.check_texts([request.query], "query")
     call.check_texts(documents, where)
@@ -47,18 +47,18 @@ async def rerank(context: RequestContext) -> Reranked | list[RankedText]:
     if request.texts is not None:
         return [RankedText(i, float(scores[i]), documents[i] if request.return_text else None) for i in order]
     return Reranked(
-        id=text_request.new_id("rerank"),
+        id=new_id("rerank-"),
         model=call.model.name,
         results=[
             RerankResult(i, float(scores[i]), Document(documents[i]) if request.return_documents else None)
             for i in order
         ],
-        usage=TextUsage(call.tokens, call.tokens),
+        usage=call.usage,
     )
 
 
 async def score(context: RequestContext) -> Scores:
-    require_json(context)
+    require_json(context.headers)
     request = context.json(ScoreRequest)
     first = [request.text_1] if isinstance(request.text_1, str) else request.text_1
     second = [request.text_2] if isinstance(request.text_2, str) else request.text_2
@@ -73,12 +73,11 @@ async def score(context: RequestContext) -> Scores:
     raw = await call.perform(text_model.compare(call.model, first, second, "text_2"))
     scores = text_model.pair_scores(call.model, raw) if request.use_activation else raw
     data = [Score(index, value) for index, value in enumerate(scores.tolist())]
-    usage = TextUsage(call.tokens, call.tokens)
-    return Scores(text_request.new_id("score"), int(time.time()), call.model.name, data, usage)
+    return Scores(new_id("score-"), int(time.time()), call.model.name, data, call.usage)
 
 
 def _call(context: RequestContext, name: str | None) -> TaskCall:
-    engine = text_request.find_text_model(context, name, TASKS, "compare texts")
+    engine = find_tensor_model(context, name, TASKS, "compare texts")
     call = TaskCall(context, engine)
     if call.model.task == "classification" and not call.model.scores_pairs:
         raise InputError(

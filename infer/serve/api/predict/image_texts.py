@@ -8,10 +8,10 @@ from ....errors import InputError
 from ....llm.engine.requests import Request
 from ... import media_files
 from ...generation import image_prompt
-from ...http.request_context import RequestContext, assign_tenant
+from ...http.request_context import RequestContext
 from ...llm.llm_engine import LLMEngine
-from ..text import text_request
-from ..text.text_types import GeneratedText
+from ...task_call import GenerationCall
+from .predict_types import GeneratedText
 
 TASK = "image-to-text"
 
@@ -41,7 +41,8 @@ async def describe(
     context: RequestContext, engine: LLMEngine, files: Sequence[bytes], where: Sequence[str], text: str = ""
 ) -> list[GeneratedText]:
     """Return the greedy text about each image; `text`: the prompt of each, see `ImageSource`."""
-    media_files.check_admission(context, engine, context.timeout(), len(files))
+    call = GenerationCall(context, engine, "image-text")
+    call.check_admission(len(files))
     model = media_files.media_model(engine)
     source = image_prompt.require_source(engine)
     tokens = await image_prompt.text_tokens(engine, source, text, "parameters.text")
@@ -49,21 +50,8 @@ async def describe(
     prompt = source.prompt(tokens)
     sampling = source.greedy(prompt, engine.context)
     requests = [
-        Request(
-            id=text_request.new_id("image-text"),
-            prompt=prompt,
-            sampling=sampling,
-            features=source.features(one, place),
-        )
+        Request(id="", prompt=prompt, sampling=sampling, features=source.features(one, place))
         for one, place in zip(tensors, where, strict=True)
     ]
-    stream = engine.open(assign_tenant(context, requests), timeout=context.timeout(), stepwise=False)
-    context.measure = stream.timings
-    try:
-        outputs = await stream.read_all()
-    finally:
-        stream.close()
-    texts = {request.id: "" for request in requests}
-    for output in outputs:
-        texts[output.id] += output.text
-    return [GeneratedText(source.answer(found)["generated_text"]) for found in texts.values()]
+    found = await call.generate(requests)
+    return [GeneratedText(source.answer(one.text)["generated_text"]) for one in found]

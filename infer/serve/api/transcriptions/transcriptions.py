@@ -7,19 +7,20 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ....errors import InputError, NotFoundError
+from ....errors import InputError
 from ....tasks import transcription, whisper_windows
 from ....tasks.media_model import MediaModel
 from ....tasks.transcription import TimedText, Transcript
 from ....tasks.whisper_windows import TranscriptOptions
 from ... import media_files
 from ...batching.tensor_engine import TensorEngine
+from ...http import json_parse
 from ...http.multipart import MultipartForm
 from ...http.request_context import RequestContext
 from ...http.routing import Response
 from ...llm.llm_engine import LLMEngine
+from ...model_lookup import Served, find_able
 from ...task_call import GenerationCall, TaskCall
-from ..openai.openai_errors import find_model
 
 TASK = "automatic-speech-recognition"
 TEXT = "text/plain; charset=utf-8"
@@ -97,7 +98,7 @@ async def translate(context: RequestContext) -> Response | Transcription:
 async def _answer(context: RequestContext, task: str) -> Response | Transcription:
     form = await media_files.read_form(context)
     data, request = form.file("file"), _request(form)
-    engine = _engine(context, request.model)
+    engine = find_able(context, request.model, _transcribes, "transcribe sound")
     model = media_files.media_model(engine)
     _refuse(request)
     timed = request.response_format in ("srt", "vtt", "verbose_json")
@@ -108,17 +109,22 @@ async def _answer(context: RequestContext, task: str) -> Response | Transcriptio
     elif "word" in request.timestamp_granularities:
         why = "this model gives times of segments, not of words"
         raise InputError(why, where="timestamp_granularities[]", hint="Ask for segment")
-    left = timeout(context)
-    media_files.check_admission(context, engine, left)
-    sound = await media_files.open_sound(context, model, data, "file", left)
+    seconds = context.service.limits.generation_seconds
+    call: TaskCall | GenerationCall = (
+        TaskCall(context, engine, default=seconds)
+        if isinstance(engine, TensorEngine)
+        else GenerationCall(context, engine, "transcribe", seconds)
+    )
+    call.check_admission()
+    sound = await media_files.open_sound(context, model, data, "file", context.generation_timeout())
     if isinstance(engine, TensorEngine):
-        call = TaskCall(context, engine, default=context.service.limits.generation_seconds)
         found = await call.perform(transcription.by_ctc(model, sound))
         found = found._replace(language=request.language or found.language)
     else:
         options = TranscriptOptions(request.language, task, timed, request.temperature)
-        steps = whisper_windows.by_decoder(model, sound, engine.info.inputs, engine.context, options)
-        found = await GenerationCall(context, engine, "transcribe").perform(steps)
+        found = await call.perform(
+            whisper_windows.by_decoder(model, sound, engine.info.inputs, engine.context, options)
+        )
     return _response(found, request, task, len(sound) / model.sampling_rate)
 
 
@@ -148,24 +154,7 @@ def _response(
     )
 
 
-def _engine(context: RequestContext, name: str | None) -> Any:
-    """Return the engine of a model that transcribes; without a name, the only one that is served."""
-    if name is None:
-        names = [n for n, model in context.service.models.items() if _transcribes(model)]
-        if not names:
-            raise NotFoundError(
-                "no model that can transcribe sound is served", hint="/v2/models lists the models"
-            )
-        if len(names) > 1:
-            raise InputError(f"expected a model, one of {', '.join(names)}", where="model")
-        name = names[0]
-    engine = find_model(context, name)
-    if not _transcribes(engine):
-        raise InputError(f"{name} is a {engine.info.task} model and can't transcribe sound", where="model")
-    return engine
-
-
-def _transcribes(engine: TensorEngine | LLMEngine) -> bool:
+def _transcribes(engine: Served) -> bool:
     media: MediaModel | None = engine.media
     decodes = isinstance(engine, LLMEngine) or engine.info.task == TASK
     return media is not None and media.reads_sound and decodes
@@ -179,11 +168,7 @@ def _request(form: MultipartForm) -> TranscriptionRequest:
             fields[name] = value
     listed = "timestamp_granularities[]"
     fields[listed] = form.fields.get(listed, []) + form.fields.get("timestamp_granularities", [])
-    try:
-        return msgspec.convert(fields, TranscriptionRequest, strict=False)
-    except msgspec.ValidationError as error:
-        said, _, where = str(error).partition(" - at `$.")
-        raise InputError(said, where=where.rstrip("`")) from error
+    return json_parse.convert(fields, TranscriptionRequest, strict=False, where="")
 
 
 def _refuse(request: TranscriptionRequest) -> None:
@@ -228,8 +213,3 @@ def check_ctc_request(request: TranscriptionRequest, model: MediaModel, *, timed
             hint="Make it again with this version of infer, or ask for json or text",
         )
     _ = model.ctc  # opened here, before the request is queued
-
-
-def timeout(context: RequestContext) -> float:
-    """Return the seconds left for a transcript, of which the server allows as many as for a generated text."""
-    return context.timeout(context.service.limits.generation_seconds)

@@ -7,7 +7,6 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from ....errors import InputError
@@ -18,10 +17,11 @@ from ....tasks.score_activation import activation_of, scores_of
 from ... import media_files
 from ...batching import text_inputs
 from ...batching.tensor_engine import TensorEngine
+from ...http import json_parse
 from ...http.multipart import MultipartForm
 from ...http.request_context import RequestContext
 from ...task_call import TaskCall
-from ..text.text_types import Box, LabelScore, PredictParameters
+from .predict_types import Box, LabelScore, PredictParameters
 
 MOST_FILES = 64  # of one request
 MAX_MASK_PIXELS = 1 << 24  # of an image whose classes are given for each pixel
@@ -45,85 +45,67 @@ def parameters_of(form: MultipartForm) -> PredictParameters:
     fields: dict[str, Any] = {name: value for name in names if (value := form.text(name)) is not None}
     if labels := [label for label in form.fields.get("candidate_labels", ()) if label]:
         fields["candidate_labels"] = labels
-    try:
-        return msgspec.convert(fields, PredictParameters, strict=False)
-    except msgspec.ValidationError as error:
-        said, _, where = str(error).partition(" - at `$.")
-        raise InputError(said, where=where.rstrip("`")) from error
+    return json_parse.convert(fields, PredictParameters, strict=False, where="")
 
 
-async def predict_files(
-    context: RequestContext,
-    engine: TensorEngine,
-    files: Sequence[bytes],
-    where: Sequence[str],
-    parameters: PredictParameters,
-) -> list[Prediction]:
-    """Return the prediction of each file, labels best first."""
-    if engine.info.task == ZERO_SHOT_IMAGES:
-        return await _candidates(context, engine, files, where, parameters)
-    model, outputs, sizes = await run_files(context, engine, files, where)
-    for place, size in zip(where, sizes, strict=True):
-        if model.task in ("image-segmentation", "depth-estimation") and size[0] * size[1] > MAX_MASK_PIXELS:
+class FilePredictions:
+    """Predictions of files by a model of images or sound; `where`: place of each in the request.
+
+    Raises `InputError` for no file, and for too many, `NotUsableError` for a model without preprocessing.
+    """
+
+    def __init__(
+        self, context: RequestContext, engine: TensorEngine, files: Sequence[bytes], where: Sequence[str]
+    ) -> None:
+        if not 1 <= len(files) <= MOST_FILES:
             raise InputError(
-                f"expected an image of at most {MAX_MASK_PIXELS} pixels, got {size[1]} x {size[0]}",
-                where=place,
-                hint="Send it smaller; masks and depth maps have the size of the image",
+                f"expected 1 to {MOST_FILES} files, got {len(files)}", where=where[0] if where else "inputs"
             )
-    given = model, outputs, sizes, parameters
-    return await media_files.run_slow(context, context.timeout(), _predictions, *given)
+        self.context, self.files, self.where = context, files, where
+        self.model, self.call = media_files.media_model(engine), TaskCall(context, engine)
 
+    async def predict(self, parameters: PredictParameters) -> list[Prediction]:
+        """Return the prediction of each file, labels best first."""
+        model = self.model
+        if model.task == ZERO_SHOT_IMAGES:
+            return await self._compare(parameters)
+        outputs, sizes = await self._run()
+        for place, (height, width) in zip(self.where, sizes, strict=True):
+            if model.task in ("image-segmentation", "depth-estimation") and height * width > MAX_MASK_PIXELS:
+                raise InputError(
+                    f"expected an image of at most {MAX_MASK_PIXELS} pixels, got {width} x {height}",
+                    where=place,
+                    hint="Send it smaller; masks and depth maps have the size of the image",
+                )
+        given = model, outputs, sizes, parameters
+        return await media_files.run_slow(self.context, self.context.timeout(), _predictions, *given)
 
-async def _candidates(
-    context: RequestContext,
-    engine: TensorEngine,
-    files: Sequence[bytes],
-    where: Sequence[str],
-    parameters: PredictParameters,
-) -> list[Prediction]:
-    """Return the candidate labels with their scores for each image."""
-    labels = parameters.candidate_labels
-    texts = answers.candidate_texts(labels, parameters.hypothesis_template, "parameters")
-    check_files(files, where)
-    model = media_files.media_model(engine)
-    media_files.check_admission(context, engine, context.timeout())
-    encoded = await engine.tokenizer.encode_typed(texts, "parameters.candidate_labels")
-    rows = text_inputs.padded_rows(engine, *encoded)
-    tensors, _ = await media_files.open_files(context, model, files, where)
-    found: list[Prediction] = []
-    for image in tensors:
-        (outputs,) = await TaskCall(context, engine).run_tensors([{**image, **rows}])
-        scores = model.candidate_scores(outputs["logits"], labels or ())
-        found.append([LabelScore(one["score"], one["label"]) for one in scores[: parameters.top_k]])
-    return found
+    async def scores(self, *, raw: bool) -> np.ndarray:
+        """Return scores or logits of a classifier, float32 [files, labels]."""
+        outputs, _ = await self._run()
+        logits = np.stack([output["logits"] for output in outputs]).astype(np.float32, copy=False)
+        return logits if raw else scores_of(logits, activation_of(self.model.meta, logits.shape[1]))
 
+    async def _compare(self, parameters: PredictParameters) -> list[Prediction]:
+        """Return the candidate labels with their scores for each image."""
+        labels, engine = parameters.candidate_labels, self.call.engine
+        texts = answers.candidate_texts(labels, parameters.hypothesis_template, "parameters")
+        self.call.check_admission()
+        encoded = await engine.tokenizer.encode_typed(texts, "parameters.candidate_labels")
+        rows = text_inputs.padded_rows(engine, *encoded)
+        tensors, _ = await media_files.open_files(self.context, self.model, self.files, self.where)
+        found: list[Prediction] = []
+        for image in tensors:
+            (outputs,) = await self.call.run_tensors([{**image, **rows}])
+            scores = self.model.candidate_scores(outputs["logits"], labels or ())
+            found.append([LabelScore(one["score"], one["label"]) for one in scores[: parameters.top_k]])
+        return found
 
-async def file_scores(
-    context: RequestContext, engine: TensorEngine, files: Sequence[bytes], where: Sequence[str], *, raw: bool
-) -> np.ndarray:
-    """Return scores or logits of a classifier, float32 [len(files), labels]."""
-    model, outputs, _ = await run_files(context, engine, files, where)
-    logits = np.stack([output["logits"] for output in outputs]).astype(np.float32, copy=False)
-    return logits if raw else scores_of(logits, activation_of(model.meta, logits.shape[1]))
-
-
-async def run_files(
-    context: RequestContext, engine: TensorEngine, files: Sequence[bytes], where: Sequence[str]
-) -> tuple[MediaModel, list[dict[str, np.ndarray]], list[tuple[int, int]]]:
-    """Decode and run files: the outputs of each, and the height and width of each image."""
-    check_files(files, where)
-    model = media_files.media_model(engine)
-    media_files.check_admission(context, engine, context.timeout())
-    tensors, sizes = await media_files.open_files(context, model, files, where)
-    return model, await TaskCall(context, engine).run_tensors(tensors), sizes
-
-
-def check_files(files: Sequence[bytes], where: Sequence[str]) -> None:
-    """Raise `InputError` for no file, and for too many."""
-    if not 1 <= len(files) <= MOST_FILES:
-        raise InputError(
-            f"expected 1 to {MOST_FILES} files, got {len(files)}", where=where[0] if where else "inputs"
-        )
+    async def _run(self) -> tuple[list[dict[str, np.ndarray]], list[tuple[int, int]]]:
+        """Decode and run the files: the outputs of each, and the height and width of each image."""
+        self.call.check_admission()
+        tensors, sizes = await media_files.open_files(self.context, self.model, self.files, self.where)
+        return await self.call.run_tensors(tensors), sizes
 
 
 def _predictions(
