@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -113,6 +115,14 @@ def test_a_time_axis_in_front_is_no_batch(tmp_path: Path) -> None:
     for named in ("steps", None):
         found = opened(save(tmp_path, nodes, {"x": (F, [named, 4])}, {"y": [named, 4]}))
         assert "batch" not in shapes(found)["x"]
+
+
+def test_the_start_of_a_process_makes_no_model_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a slow model few rows are tried, and a time axis in front would pass for the batch."""
+    times = itertools.chain([0.0], itertools.repeat(2.0))
+    clock = SimpleNamespace(monotonic=lambda: next(times))
+    monkeypatch.setattr("infer.load.samples.batch_axes.time", clock)
+    test_a_time_axis_in_front_is_no_batch(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["batch_size", "N", None, "unk__7"])
