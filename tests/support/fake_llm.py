@@ -146,14 +146,15 @@ class FakeEngine:
             del self.jobs[request.id]
         known = () if request.sampling.logprobs is None else tuple(map(_logprob, tokens))
         finish = "stop" if last else None
-        shown = script[: made + 3].decode(errors="ignore")
-        text = shown[len(script[:made].decode(errors="ignore")) :]
+        shown = [script[: made + i].decode(errors="ignore") for i in range(len(tokens) + 1)]
+        text = shown[-1][len(shown[0]) :]
         return [
             Output(
                 id=request.id,
                 index=i,
                 token_ids=tokens,
                 text=text,
+                ends=tuple(len(one) - len(shown[0]) for one in shown[1:]),
                 logprobs=known,
                 finish=finish,
                 prompt_logprobs=() if made or i else _prompt_logprobs(request),
