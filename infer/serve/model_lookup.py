@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import TypeGuard, TypeVar
 
 from ..errors import InputError, NotFoundError
 from .batching.tensor_engine import TensorEngine
@@ -10,6 +11,7 @@ from .http.request_context import RequestContext
 from .llm.llm_engine import LLMEngine
 
 Served = TensorEngine | LLMEngine
+Able = TypeVar("Able", bound=Served)
 
 
 class ModelNotFoundError(NotFoundError):
@@ -33,8 +35,8 @@ def find_model(context: RequestContext, name: str) -> Served:
 
 
 def find_able(
-    context: RequestContext, name: str | None, able: Callable[[Served], bool], purpose: str
-) -> Served:
+    context: RequestContext, name: str | None, able: Callable[[Served], TypeGuard[Able]], purpose: str
+) -> Able:
     """Return the model of that name; without a name, the only one that is `able`.
 
     Raises `NotFoundError`, and `InputError` for a model that is not able or for a choice that the request leaves open.
@@ -47,9 +49,9 @@ def find_able(
             raise InputError(f"expected a model, one of {', '.join(names)}", where="model")
         name = names[0]
     model = find_model(context, name)
-    if not able(model):
-        raise InputError(f"{name} is a {model.info.task} model and can't {purpose}", where="model")
-    return model
+    if able(model):
+        return model
+    raise InputError(f"{name} is a {model.info.task} model and can't {purpose}", where="model")
 
 
 def find_tensor_model(
@@ -57,12 +59,10 @@ def find_tensor_model(
 ) -> TensorEngine:
     """Return the engine of a tensor model of one of these tasks; raises as `find_able` does."""
 
-    def able(model: Served) -> bool:
+    def able(model: Served) -> TypeGuard[TensorEngine]:
         return isinstance(model, TensorEngine) and model.info.task in tasks
 
-    engine = find_able(context, name, able, purpose)
-    assert isinstance(engine, TensorEngine)  # noqa: S101 - as `able` says
-    return engine
+    return find_able(context, name, able, purpose)
 
 
 def find_llm(context: RequestContext, name: str) -> LLMEngine:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -12,7 +12,7 @@ from ...generation.conversation import chat_prompt
 from ...generation.request_fields import read_request
 from ...http.request_context import RequestContext
 from ...llm.llm_engine import LLMEngine
-from ...model_lookup import find_able, find_llm
+from ...model_lookup import Served, find_able, find_llm
 from . import openai_request
 from .chat_types import Message, Tool, without_nulls
 from .openai_types import Token
@@ -105,6 +105,8 @@ async def tokenizer_info(context: RequestContext) -> TokenizerInfo:
 
 
 def _model(context: RequestContext, name: str | None) -> LLMEngine:
-    if name is None:
-        name = find_able(context, None, lambda model: isinstance(model, LLMEngine), "generate text").info.name
-    return find_llm(context, name)
+    return find_able(context, None, _generates, "generate text") if name is None else find_llm(context, name)
+
+
+def _generates(model: Served) -> TypeGuard[LLMEngine]:
+    return isinstance(model, LLMEngine)

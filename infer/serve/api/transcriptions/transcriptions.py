@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeGuard
 
 import msgspec
 
@@ -154,7 +154,7 @@ def _response(
     )
 
 
-def _transcribes(engine: Served) -> bool:
+def _transcribes(engine: Served) -> TypeGuard[Served]:
     media: MediaModel | None = engine.media
     decodes = isinstance(engine, LLMEngine) or engine.info.task == TASK
     return media is not None and media.reads_sound and decodes
