@@ -116,7 +116,7 @@ def measure(seconds: float) -> list[Bar]:
                 ours=medians[name] / TOKENS,
                 theirs=medians["none"] / TOKENS,
                 details={
-                    "tokens": TOKENS,
+                    "written": TOKENS,
                     "drafted": stats.drafted / max(stats.checks, 1),
                     "accepted": stats.acceptance,
                     "token_cost": stats.token_cost,

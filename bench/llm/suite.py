@@ -16,6 +16,7 @@ from bench.kernels import attention
 from bench.llm import (
     decode_prefill,
     decoder_shapes,
+    draft_model,
     engine_overhead,
     llama_cpp_model,
     same_gguf_file,
@@ -35,6 +36,7 @@ KINDS = (
     "prefill attention",
     "shared",
     "engine",
+    "draft model",
 )
 
 
@@ -49,6 +51,7 @@ def works() -> Iterator[tuple[str, Measure]]:
         yield size.name, lambda seconds, size=size: attention.measure(size, seconds)
     yield engine_overhead.PREFIX, engine_overhead.prefix
     yield engine_overhead.OVERHEAD, engine_overhead.overhead
+    yield draft_model.NAME, draft_model.measure
 
 
 def prepare(names: Sequence[str]) -> None:
@@ -64,8 +67,9 @@ def prepare(names: Sequence[str]) -> None:
 
 
 def table(bars: list[Bar]) -> str:
-    """Return the table under the bars: tokens per second of every engine."""
-    return "\n" + decode_prefill.table([bar for bar in bars if "tokens" in bar.details])
+    """Return the table under the bars: tokens per second of every engine; "" where none was measured."""
+    timed = [bar for bar in bars if "tokens" in bar.details]
+    return "\n" + decode_prefill.table(timed) if timed else ""
 
 
 def main() -> int:
