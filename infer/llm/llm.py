@@ -149,19 +149,20 @@ class LanguageModel(TextSide):
         """Make another engine over the same step, with a cache of its own; the caller steps it."""
         drafts = self._speculation if speculation is None else speculation
         text, kv_bytes = self.text_or_none, kv_bytes or self._kv_bytes
-        chosen, own = limits or self._limits or default_limits(self.device), kv_bytes
+        chosen = limits or self._limits or default_limits(self.device)
         speculator: Speculation | None = PromptLookup() if drafts else None
-        if drafts and self._draft is not None:
-            shape = self._draft.shape
+        if drafts and (draft := self._draft) is not None:
+            kept = None
             if kv_bytes is not None:  # as many tokens in either cache
-                each = self.shape.bytes_per_token
-                own = int(kv_bytes * each / (each + shape.bytes_per_token))
+                each, more = self.shape.bytes_per_token, draft.shape.bytes_per_token
+                kept = int(kv_bytes * more / (each + more))
+                kv_bytes -= kept
             speculator = DraftModel(
-                self._draft.step,
-                shape,
+                draft.step,
+                draft.shape,
                 vocab_size=self.vocab_size,
                 limits=chosen,
-                kv_bytes=None if kv_bytes is None or own is None else kv_bytes - own,
+                kv_bytes=kept,
                 device=self.device,
             )
         return Engine(
@@ -172,7 +173,7 @@ class LanguageModel(TextSide):
             grammars=self.grammars,
             adapters=self.adapters,
             speculation=speculator,
-            kv_bytes=own,
+            kv_bytes=kv_bytes,
             limits=chosen,
             device=self.device,
         )
@@ -188,6 +189,9 @@ class LanguageModel(TextSide):
         if draft.shape.adapters is not None:
             hint = "Make its artifact without --adapters"
             raise UsageError(f"{draft.name} can't draft: it has room for adapters", where="draft", hint=hint)
+        if not self._speculation:
+            hint = "Leave out one of draft and speculation=False"
+            raise UsageError("without speculation nothing is drafted", where="draft", hint=hint)
         if self._limits is not None and self._limits.batch_invariant:
             raise UsageError(
                 "batch_invariant answers are not drafted", where="draft", hint="Give one of the two"

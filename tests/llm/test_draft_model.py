@@ -322,6 +322,12 @@ def test_a_model_that_cannot_take_back_tokens_has_no_drafts(artifact: Path, tmp_
             Predictor.load(first, draft=second)
 
 
-def test_batch_invariant_answers_are_not_drafted(artifact: Path) -> None:
-    with pytest.raises(UsageError, match="batch_invariant"):
-        Predictor.load(artifact, draft=artifact, batch_invariant=True)
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"batch_invariant": True}, "batch_invariant"), ({"speculation": False}, "speculation")],
+)
+def test_a_draft_model_beside_options_without_drafts_is_refused(
+    artifact: Path, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        Predictor.load(artifact, draft=artifact, **options)

@@ -21,6 +21,12 @@ class DraftStats(msgspec.Struct):
     declined: int = 0  # times that a draft was at hand, or could be made, and was not worth trying
     token_cost: float = 0.0  # of one drafted token, in steps of one token
 
+    def add(self, drafted: int, accepted: int) -> None:
+        """Count a draft that was verified."""
+        self.checks += 1
+        self.drafted += drafted
+        self.accepted += accepted
+
     @property
     def acceptance(self) -> float | None:
         return self.accepted / self.drafted if self.drafted else None

@@ -63,9 +63,7 @@ class DraftSequence:
     def observe(self, drafted: int, accepted: int) -> None:
         self.rate.add(drafted, accepted)
         self.all_rate.add(drafted, accepted)
-        self.stats.checks += 1
-        self.stats.drafted += drafted
-        self.stats.accepted += accepted
+        self.stats.add(drafted, accepted)
 
     def unread(self, tokens: Many[int]) -> int:
         """Return how many of a completion's tokens its last draft did not read, at least the last one."""
@@ -108,7 +106,9 @@ class DraftModel:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         page_bytes = shape.layers * shape.page_bytes
-        budget = kv_bytes or default_budget(page_bytes, shape.page, shape.max_positions, device)
+        budget = kv_bytes
+        if budget is None:
+            budget = default_budget(page_bytes, shape.page, shape.max_positions, device)
         self._step, self._clock, self.most = step, clock, most
         self._vocab_size, self._step_tokens = vocab_size, limits.step_tokens
         self._cache = new_cache(shape.layers, pages_for(budget, page_bytes), shape.page_bytes, device)

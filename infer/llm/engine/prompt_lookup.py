@@ -100,10 +100,7 @@ class SequenceLookup:
     def observe(self, drafted: int, accepted: int) -> None:
         """Count how many tokens of the last draft that ran were accepted; the draft may have been cut."""
         self._rates[self._used].add(drafted, accepted)
-        stats = self._owner.stats
-        stats.checks += 1
-        stats.drafted += drafted
-        stats.accepted += accepted
+        self._owner.stats.add(drafted, accepted)
 
     def _match(self, tokens: Many[int]) -> tuple[int, int]:
         """Find the longest earlier match of the end of `tokens`: (position after it, length), (0, 0) for none."""
