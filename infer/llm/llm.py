@@ -190,8 +190,8 @@ class LanguageModel(TextSide):
             hint = "Make its artifact without --adapters"
             raise UsageError(f"{draft.name} can't draft: it has room for adapters", where="draft", hint=hint)
         if not self._speculation:
-            hint = "Leave out one of draft and speculation=False"
-            raise UsageError("without speculation nothing is drafted", where="draft", hint=hint)
+            said = "a draft model drafts nothing where speculation is off"
+            raise UsageError(said, where="draft", hint="Give one of the two")
         if self._limits is not None and self._limits.batch_invariant:
             raise UsageError(
                 "batch_invariant answers are not drafted", where="draft", hint="Give one of the two"

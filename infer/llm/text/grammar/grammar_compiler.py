@@ -204,6 +204,8 @@ def _lark(text: str) -> str:
 
     try:
         return any_to_lark(text)
+    except RecursionError as error:
+        raise InputError("this grammar is nested too deeply to be read", where="grammar") from error
     except Exception as error:  # of no class of its own
         raise InputError(f"this grammar can't be read: {brief(str(error))}", where="grammar") from error
 
