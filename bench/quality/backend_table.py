@@ -100,7 +100,7 @@ def measure(model: str, plan: Plan, metric: str, wanted: list[Key]) -> Iterator[
             rows, _, _ = load.read_data(CALIBRATION[model], loaded)
             loaded = replace(loaded, calibration=sample_split.exclude_rows(rows, loaded.samples))
         original = stages.capture_original(run.plan, loaded, Reporter())
-        floats = FloatReferences(original.graph, Path(work) / "float", lambda: original.step)
+        floats = FloatReferences(original.graph, Path(work) / "float", original.lowered_as)
         for quant in dict.fromkeys(quant for _, _, quant in wanted):
             folder = Path(work) / quant.replace(":", "-")
             folder.mkdir()

@@ -34,7 +34,7 @@ class Signature(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Graph(ABC):
-    """A captured model: what its kinds (`TorchGraph`, `OnnxGraph`, `OpenvinoGraph`, `StreamedGraph`) share."""
+    """A captured model: what its kinds (`TorchGraph`, `ModuleGraph`, `OnnxGraph`, `OpenvinoGraph`) share."""
 
     instead: ClassVar[str] = ""  # what to do where a torch program is needed and there is none
     inputs: tuple[TensorSpec, ...]
@@ -158,16 +158,14 @@ class OpenvinoGraph(FileGraph):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamedGraph(Graph):
-    """A float original whose weights are streamed from disk: its module runs layer by layer, too large to capture."""
-
-    instead = "Use --load meta"
+class ModuleGraph(Graph):
+    """A float original that its own module runs: of a language model that is captured as a step, the whole is not."""
 
     module: nn.Module
 
     @property
     def no_program(self) -> str:
-        return "the weights of the float model are streamed from disk, so that it has no captured program"
+        return "the model is captured as a step"
 
     @property
     def weights(self) -> int:
@@ -176,6 +174,17 @@ class StreamedGraph(Graph):
     def callable(self) -> Callable[..., list[Tensor]]:
         module: Any = self.module
         return lambda **inputs: flatten(module(**inputs))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamedGraph(ModuleGraph):
+    """A float original whose weights are streamed from disk: its module runs layer by layer, too large to capture."""
+
+    instead = "Use --load meta"
+
+    @property
+    def no_program(self) -> str:
+        return "the weights of the float model are streamed from disk, so that it has no captured program"
 
 
 def plain_call(

@@ -14,11 +14,11 @@ from ..compress import assign
 from ..coverage import enforce
 from ..errors import NotUsableError
 from ..graph import capture
-from ..graph.program import FileGraph, Graph, StreamedGraph, TorchGraph
+from ..graph.program import FileGraph, Graph, StreamedGraph
 from ..plan import Plan
 from ..reporter import Reporter
 from ..spec import DTYPES, Finding
-from .float_graph import Original, captured, decoder_of, module_of
+from .float_graph import Original, captured, decoder_of, fold_norms, module_of
 from .try_backends import Compressed
 
 
@@ -139,9 +139,7 @@ def _quantized(
 ) -> QuantizedModel:
     """Fold norms into the module of `copy` and quantize it, its other weights still unfilled."""
     module, attempt = module_of(copy), reporter.attempt()
-    if isinstance(original.graph, TorchGraph):
-        attempt.found(compress.fold_batch_norms(original.module, original.graph.program, into=module))
-        attempt.found(compress.fold_weight_norms(original.module, into=module))
+    attempt.found(fold_norms(original, into=module))
     split = compress.split_recurrent(module)
     renames = {**copy.renames, **{new: copy.renames.get(old, old) for new, old in split.items()}}
     pins = compress.resolve_pins(plan.layers, compress.layer_names(module))
@@ -165,8 +163,8 @@ def _form(plan: Plan, original: Original, loaded: sources.LoadedModel, reporter:
     low = DTYPES[plan.dtype] if plan.dtype in ("float16", "bfloat16") and not is_original else None
 
     def whole() -> Graph:
-        if is_original and isinstance(original.graph, TorchGraph):
-            return original.graph
+        if is_original and original.is_in_memory:
+            return original.whole
         return captured(
             original, loaded, capture.in_dtype(module, original.graph.inputs, low) if low else module
         )
@@ -178,7 +176,8 @@ def _form(plan: Plan, original: Original, loaded: sources.LoadedModel, reporter:
 
         try:
             lowered = decoder.to(low) if low else decoder
-            step = original.step if is_original else capture_language_model(lowered, shape)
+            step = original.step if is_original else None
+            step = step or capture_language_model(lowered, shape)
         except NotUsableError as error:
             scores_only = no_step(plan, str(error), reporter)
         else:

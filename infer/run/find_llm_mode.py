@@ -7,7 +7,6 @@ from torch import nn
 from .. import load
 from ..errors import NotUsableError
 from ..llm.step.attention.latent_attention import keep_latents
-from ..llm.step.encoder_decoder.capture_encoder_decoder import capture_language_model
 from ..llm.step.encoder_decoder.encoder_decoder_probe import probe_encoder_decoder
 from ..llm.step.paged_step import with_adapters
 from ..llm.step.probe import probe
@@ -34,9 +33,6 @@ def find_mode(
         latents = keep_latents(loaded.module.model)  # no GPU kernel takes heads as wide
     try:
         shape = _probed(plan, loaded)
-        if plan.task == "generate" and isinstance(loaded.module, Decoder | EncoderDecoder):
-            reporter.step("capture", "the step of the float original")
-            capture_language_model(loaded.module.model, shape)
     except NotUsableError as error:
         return None, no_step(plan, str(error), reporter), False
     reporter.found([latents] if latents is not None else [])

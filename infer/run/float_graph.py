@@ -11,7 +11,7 @@ from torch import nn
 from .. import carried_state, compress, load
 from ..errors import NotUsableError, SourceError, UsageError
 from ..graph import capture, fixed_sizes
-from ..graph.program import Graph, OnnxGraph, OpenvinoGraph, StreamedGraph, TorchGraph
+from ..graph.program import Graph, ModuleGraph, OnnxGraph, OpenvinoGraph, StreamedGraph, TorchGraph
 from ..llm.step.step_shape import StepShape
 from ..load import module_copies
 from ..options.values import HIDDEN_STATES
@@ -45,6 +45,7 @@ class Original:
     users_module: nn.Module | None = (
         None  # as the user calls it, no layer changed; None where there is none in memory
     )
+    step: Graph | None = None  # the float model as a step over a paged KV cache, of a `ModuleGraph`
 
     @property
     def module(self) -> nn.Module:
@@ -57,13 +58,13 @@ class Original:
         return self.loaded.module is not None and self.loaded.load != "offload"
 
     @cached_property
-    def step(self) -> Graph:
-        """The float model as a step over a paged KV cache; `NotUsableError` when it can't be captured as one."""
-        if self.mode.shape is None:
-            raise NotUsableError("the model does not run as a step")
-        from ..llm.step.encoder_decoder.capture_encoder_decoder import capture_language_model
+    def whole(self) -> Graph:
+        """The float model as a graph of whole inputs, for backends that run no steps; captured when it is asked for."""
+        return float_graph(self.loaded) if self.step is not None else self.graph
 
-        return capture_language_model(self.module.model, self.mode.shape)  # type: ignore[arg-type]
+    def lowered_as(self, shape: StepShape | None) -> Graph:
+        """Return the float model's graph as a step of `shape`, or of whole inputs."""
+        return self.whole if shape is None or self.step is None else self.step
 
 
 def capture_original(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -> Original:
@@ -72,6 +73,13 @@ def capture_original(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -
     """
     mode = _mode(plan, loaded, reporter)
     reporter.step("capture", "the float original")
+    if mode.shape is not None and loaded.load != "offload":
+        try:
+            return _with_folded_norms(plan, _as_step(loaded, mode))
+        except NotUsableError as error:
+            from .find_llm_mode import no_step
+
+            mode = LlmMode(None, no_step(plan, str(error), reporter), mode.keeps_latents)
     try:
         graph = float_graph(loaded, reporter)
     except (NotUsableError, SourceError) as error:
@@ -82,15 +90,43 @@ def capture_original(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -
     fixed = [graph.fixed] if isinstance(graph, TorchGraph) and graph.fixed else []
     pairs = carried_state.states(graph.inputs, graph.outputs)
     original = Original(loaded, graph, mode, (*loaded.limitations, *fixed, *carried_state.sentence(pairs)))
-    if not isinstance(graph, TorchGraph):
-        return original
-    module = original.module
+    return _with_folded_norms(plan, original) if isinstance(graph, TorchGraph) else original
+
+
+def _as_step(loaded: load.LoadedModel, mode: LlmMode) -> Original:
+    """Capture a language model as a step; raises `NotUsableError` where it can't be."""
+    from ..llm.step.encoder_decoder.capture_encoder_decoder import capture_language_model
+    from ..llm.step.full_sequence_runner import full_sequence_outputs
+
+    if mode.shape is None:
+        raise NotUsableError("the model does not run as a step")
+    module = module_of(loaded).eval()
+    step = capture_language_model(module.model, mode.shape)  # type: ignore[arg-type]
+    outputs, samples = full_sequence_outputs(mode.shape), loaded.samples
+    graph = ModuleGraph(
+        loaded.inputs, outputs, samples, loaded.sizes, loaded.task, loaded.multiples, module=module
+    )
+    return Original(loaded, graph, mode, loaded.limitations, step=step)
+
+
+def _with_folded_norms(plan: Plan, original: Original) -> Original:
+    """Set the module as the user calls it; for formats, fold norms of the other one and split its recurrent layers."""
+    module, loaded = original.module, original.loaded
     if plan.quant == "none":
         return replace(original, users_module=loaded.called or module)
     users_module = loaded.called or module_copies.copy_structure(module)
-    changes = [*compress.fold_batch_norms(module, graph.program), *compress.fold_weight_norms(module)]
-    folded = bool(changes) | bool(compress.split_recurrent(module))
+    folded = bool(fold_norms(original)) | bool(compress.split_recurrent(module))
     return replace(original, users_module=users_module, folded=folded)
+
+
+def fold_norms(original: Original, into: nn.Module | None = None) -> list[Finding]:
+    """Fold the norms of the float module, as formats see it, in place; `into`: another copy that gets the same."""
+    if isinstance(original.graph, StreamedGraph):
+        return []
+    found = compress.fold_weight_norms(original.module, into=into)
+    if isinstance(original.graph, TorchGraph):
+        found = [*compress.fold_batch_norms(original.module, original.graph.program, into=into), *found]
+    return found
 
 
 def _mode(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -> LlmMode:

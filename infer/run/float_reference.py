@@ -53,26 +53,26 @@ OPENVINO = "OpenVINO"  # of an IR, as above
 class FloatReferences:
     """Float original in each form that trials are compared with or timed against, lowered once.
 
-    `step` captures the original as a step, for a language model; `module` is the user's own module, of which no layer
-    was changed.
+    `lowered_as` returns the graph of the original as a step of a shape, or of whole inputs, where `original` is none;
+    `module` is the user's own module, of which no layer was changed.
     """
 
     def __init__(
         self,
         original: Graph,
         work: Path,
-        step: Callable[[], Graph] | None = None,
+        lowered_as: Callable[[StepShape | None], Graph] | None = None,
         module: nn.Module | None = None,
         source_size: int | None = None,
     ) -> None:
         self.source_size = source_size  # bytes on disk
-        self._original, self._work, self._step, self._module = original, work, step, module
+        self._original, self._work, self._module = original, work, module
+        self.lowered_as = lowered_as or (lambda shape: self._original)
         self._runners: dict[str, Any] = {}
         self._onnx_runtime: tuple[str, Any] | None = (
             None  # the user's file as the user runs it, with its name
         )
         self.seconds: dict[StepShape | None, dict[str, dict[int, float]]] = {}  # of each form, by batch size
-        self._steps: Graph | None = None
         self.judged_steps: set[StepShape] = set()  # as which the original was found to answer the same
         self._known: RememberedOutputs | None = None
         self._joining: Joining | None = None
@@ -211,7 +211,7 @@ class FloatReferences:
             backend = plugins.get("backends", plan.backend)
             place = self._work / key
             place.mkdir(parents=True)
-            graph = self._graph(shape)
+            graph = self.lowered_as(shape)
             storage.save(graph, place)
             float_plan = plan.with_(quant="none", dtype="float32", backend_options={})
             encoder_decoder_graphs.lower(backend, graph, float_plan, place)
@@ -249,7 +249,7 @@ class FloatReferences:
         if plan.device != "cpu":
             return self.runner(plan.with_(backend="eager"), shape)
         if shape is not None:
-            step = self._graph(shape)
+            step = self.lowered_as(shape)
             runner: Any = Eager(step)
             if ENCODER in step.parts:
                 runner = encoder_decoder_graphs.TwoGraphs(runner, Eager(step.parts[ENCODER]))
@@ -257,12 +257,6 @@ class FloatReferences:
         return (
             Eager(self._original) if self._module is None else UserModuleRunner(self._module, self._original)
         )
-
-    def _graph(self, shape: StepShape | None) -> Graph:
-        if shape is None or self._step is None:
-            return self._original
-        self._steps = self._steps or self._step()
-        return self._steps
 
     def _key(self, backend: str, shape: StepShape | None) -> str:
         return f"float-{backend}" if shape is None else f"float-{backend}-step"

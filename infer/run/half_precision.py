@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from .. import plugins
 from ..errors import InferError
 from ..graph import storage
-from ..graph.program import TorchGraph
 from ..plan import Plan
 from ..report.rendering import formatting
 from ..spec import Choice
@@ -58,7 +57,7 @@ def choice(resolved: Resolved, original: Original) -> HalfPrecision:
         refused = "float layers beside quantized ones keep float32"
     elif original.loaded.task == "text-generation":
         refused = "--dtype bf16 changes the KV cache of a language model, too"
-    elif not isinstance(original.graph, TorchGraph):
+    elif not original.is_in_memory:
         refused = "bfloat16 needs a captured program with its weights in memory"
     elif not plan.batches:
         refused = "bfloat16 is not tried where nothing is timed"

@@ -324,7 +324,7 @@ def float_forms(original: Original, work: Path) -> FloatReferences:
     floats = FloatReferences(
         original.graph,
         work,
-        lambda: original.step,
+        original.lowered_as,
         original.users_module,
         original.loaded.weight_bytes,
     )

@@ -19,7 +19,7 @@ import torch
 from .. import latency, library_errors, plugins
 from ..device.processors import MOST_MISSING, OtherLoad, wait_until_quiet
 from ..errors import InferError, SourceError
-from ..graph.program import Graph, StreamedGraph, TorchGraph
+from ..graph.program import FileGraph, Graph, StreamedGraph
 from ..graph.typical_inputs import timed_lengths, typical_inputs
 from ..latency import WORKLOAD, Paired, Timing
 from ..llm.step.full_sequence_runner import FullSequenceRunner
@@ -169,7 +169,7 @@ def _worth_lowering(plan: Plan, original: Graph, took: Mapping[str, float]) -> l
 
     For "auto" these are the backends whose trial took at most `HOPELESS` times the fastest one, and inductor.
     """
-    if plan.backend != "auto" or not isinstance(original, TorchGraph):
+    if plan.backend != "auto" or isinstance(original, FileGraph | StreamedGraph):
         return list(took)
     limit = HOPELESS * min(took.values())
     found = [name for name, seconds in took.items() if seconds <= limit and name != "eager"]
@@ -187,7 +187,7 @@ def _why_no_baseline(plan: Plan, original: Graph, forms: Sequence[FloatForm], tr
         return ""
     if trials[0].shape is not None:
         return _why_no_float_step(forms, trials)
-    if not isinstance(original, TorchGraph):
+    if isinstance(original, FileGraph):
         return ""
     least = {batch: min(form.seconds[batch] for form in forms) for batch in plan.batches}
     if all(any(trial.brief[batch] > LOST_BRIEFLY * least[batch] for batch in least) for trial in trials):

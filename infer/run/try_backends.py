@@ -280,7 +280,7 @@ class Trials:
         name = label.split()[0]
         plan = self.plan.with_(backend=name, quant=quant)
         return plugins.why_not("backends", name) or encoder_decoder_graphs.refusal(
-            plugins.get("backends", name), self.original, plan
+            plugins.get("backends", name), self.floats.lowered_as(self.small.shape), plan
         )
 
     def names(self) -> set[str]:

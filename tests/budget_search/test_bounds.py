@@ -352,5 +352,5 @@ class Tied(nn.Module):
 
 def test_a_tied_weight_counts_once_and_unused_ones_never() -> None:
     program = torch.export.export(Tied(), (torch.zeros(2, 3, dtype=torch.int64),))
-    found = lower_bounds.used_matrices(program)
+    found = lower_bounds.used_matrices([program])
     assert sorted((one.count, one.looked_up) for one in found) == [(8 * 16, True), (32 * 16, False)]

@@ -17,7 +17,6 @@ from torch.export import ExportedProgram
 from ... import device as hardware
 from ... import plugins, rows
 from ...errors import InferError
-from ...graph.program import TorchGraph
 from ...plan import Plan
 from ...report.measurements import roofline
 from ...run.float_graph import Original
@@ -34,9 +33,11 @@ WINOGRAD = (
 def lower_bounds(original: Original, plan: Plan, formats: Sequence[str]) -> LowerBounds:
     """Return the bounds of each format; none for sources that are not captured, or are quantized already."""
     graph, shape = original.graph, original.mode.shape
-    if not isinstance(graph, TorchGraph) or original.loaded.stored_as:
+    if not original.is_in_memory or original.loaded.stored_as:
         return LowerBounds()
-    weights = used_matrices(graph.program)
+    lowered = original.lowered_as(shape)
+    graphs = [lowered, *lowered.parts.values()]
+    weights = used_matrices([one.exported for one in graphs])
     is_step = shape is not None
     count = sum(one.count for one in weights)
     read = sum(one.count for one in weights if not one.looked_up and not (is_step and one.dims > 2))
@@ -46,7 +47,7 @@ def lower_bounds(original: Original, plan: Plan, formats: Sequence[str]) -> Lowe
         else roofline.flops_of_call(graph, batch)
         for batch in plan.batches
     }
-    saved = WINOGRAD if any("conv" in str(node.target) for node in graph.nodes) else 1.0
+    saved = WINOGRAD if any("conv" in str(node.target) for one in graphs for node in one.nodes) else 1.0
     slack = SLACK * hardware.busy_factor(plan.device)
     found = LowerBounds()
     for name in formats:
@@ -87,11 +88,11 @@ class WeightMatrix:
     looked_up: bool
 
 
-def used_matrices(program: ExportedProgram) -> list[WeightMatrix]:
-    """List the weights of two dimensions or more that the graph uses, each tensor once."""
-    signature = program.graph_signature
+def used_matrices(programs: Sequence[ExportedProgram]) -> list[WeightMatrix]:
+    """List the weights of two dimensions or more that the programs use, each tensor once."""
     found: dict[int, WeightMatrix] = {}
-    for node in program.graph.nodes:
+    for program, node in ((one, node) for one in programs for node in one.graph.nodes):
+        signature = program.graph_signature
         if node.op != "placeholder" or node.name not in signature.inputs_to_parameters or not node.users:
             continue
         tensor = program.state_dict.get(signature.inputs_to_parameters[node.name])

@@ -13,7 +13,6 @@ from msgspec import structs
 from ...artifact import store
 from ...compress import assign
 from ...errors import InferError, SourceError, UsageError
-from ...graph.program import TorchGraph
 from ...library_errors import as_resource_error
 from ...onnx.ort_session import limited_calls
 from ...plan import Plan
@@ -116,7 +115,7 @@ class Session:
             measured = structs.replace(measured, faithful=False)
             return self._record(request, plan, "refused", reason, measured)
         is_original = not trial.changed and not plan.backend_options
-        if is_original and isinstance(made.opened.original.graph, TorchGraph):
+        if is_original and made.opened.original.is_in_memory:
             self._sources.keep_float_form(trial, plan)
             made.opened.floats.keep_seconds(trial)
         if request.to_beat is None or not (reason := trial_result.lost(trial, measured, request.to_beat)):

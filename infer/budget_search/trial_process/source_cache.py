@@ -13,7 +13,6 @@ from ... import compress, plugins
 from ... import device as hardware
 from ...compress import assign
 from ...errors import InferError, NotUsableError, UsageError
-from ...graph.program import TorchGraph
 from ...load import LoadedModel
 from ...plan import Plan
 from ...reporter import Reporter
@@ -137,13 +136,13 @@ class SourceCache:
 
     def open_float_forms(self, prepared: PreparedSource, plan: Plan, rivals: Collection[str]) -> None:
         """Open the float forms of `rivals` that earlier trials lowered, in this process or one that died."""
-        shape, graph = prepared.original.mode.shape, prepared.original.graph
+        shape = prepared.original.mode.shape
         if plan.quant == "none" and plan.dtype == "float32":
             return
         for backend in rivals:
             place = self._float_form(backend, plan)
             own = shape if plugins.get("backends", backend).STEPS else None
-            if isinstance(graph, TorchGraph) and place.exists():
+            if prepared.original.is_in_memory and place.exists():
                 prepared.floats.adopt(backend, place, own, plan.device)
 
     def _float_form(self, backend: str, plan: Plan) -> Path:

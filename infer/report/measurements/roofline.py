@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from ... import device as hardware
 from ... import rows
 from ...fidelity.thresholds import precision_class
-from ...graph.program import Graph, TorchGraph
+from ...graph.program import FileGraph, Graph, StreamedGraph
 from ...graph.typical_inputs import MASK, cut, fixed_length, timed_lengths
 from ...llm.step.full_sequence_runner import CONTEXT
 from ...llm.step.step_shape import StepShape
@@ -105,7 +105,7 @@ def count_flops(call: Callable[[], object]) -> int | None:
 
 def flops_of_one_row(graph: Graph) -> int | None:
     """Count the operations of a call on one row, or on the whole input where nothing is batched."""
-    if not isinstance(graph, TorchGraph):
+    if isinstance(graph, FileGraph | StreamedGraph):
         return None
     row = rows.cut(graph.inputs, graph.samples, 0, 1)
     return count_flops(lambda: graph.run(row))
@@ -118,7 +118,7 @@ def flops_of_call(graph: Graph, batch: int) -> int | None:
     faster than the length. A fixed length can't be cut: there all is taken to be quadratic, as attention is.
     """
     lengths = timed_lengths(graph.inputs, graph.samples, graph.sizes, batch)
-    if lengths is None or not isinstance(graph, TorchGraph):
+    if lengths is None or isinstance(graph, FileGraph | StreamedGraph):
         row = flops_of_one_row(graph)
         return None if row is None else row * (batch if rows.have_rows(graph.inputs) else 1)
     mean = max(int(lengths.double().mean()), 1)

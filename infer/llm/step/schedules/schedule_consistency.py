@@ -31,7 +31,7 @@ from .schedule_run import Schedule, ScheduleRun, WrongShape, play
 
 ROUTED = 2
 LONGEST = 2000  # tokens of the window that is judged at late positions
-MOST_PRODUCTS = 3e11  # that the float model takes for it, an upper bound: some 5 to 10 s on two cores
+MOST_PRODUCTS = 1.5e11  # that the float model takes for it, an upper bound: some 3 to 5 s on two cores
 MOST_LOGITS = 1 << 27  # values of the float model's logits of it, alive for a moment
 DISTINCT = 8  # token ids that the rows must hold at least; else random ones are judged
 FLOAT_LIMITS = Limits(relative_error=1e-3, worst_token=1e-3, schedule=1e-3)  # 1e-6 is usual
