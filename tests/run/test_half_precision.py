@@ -53,7 +53,8 @@ TRIED, NO_CHOICE = HalfPrecision(is_tried=True), HalfPrecision()
 
 
 def choice(plan: Plan = PLAN, task: str = "tensors", graph: Any = GRAPH) -> HalfPrecision:
-    original: Any = SimpleNamespace(graph=graph, loaded=SimpleNamespace(task=task))
+    loaded, in_memory = SimpleNamespace(task=task), isinstance(graph, TorchGraph)
+    original: Any = SimpleNamespace(graph=graph, loaded=loaded, is_in_memory=in_memory)
     return half_precision.choice(Resolved(plan, (AUTO,)), original)
 
 
