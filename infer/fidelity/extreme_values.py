@@ -30,12 +30,17 @@ def places(
     reference: Run,
     run: Run,
     others: Sequence[Run] = (),
+    *,
+    row_seconds: float = 0.0,
 ) -> Iterator[tuple[str, dict[str, Tensor], Run]]:
-    """Yield names of places with rows made from `samples`, and what answers for `run` there; see `beyond_rounding`."""
+    """Yield names of places with rows made from `samples`, and what answers for `run` there; see `beyond_rounding`.
+
+    `row_seconds`: what a row is known to take in `reference`; 0 where it is not known.
+    """
     free = [spec for spec in inputs if spec.batched and not _is_mask(samples[spec.name])]
     if not free:
         return
-    count = _count(inputs, samples, sizes.get(BATCH, (1, 1)), multiples.get(BATCH, 1), run)
+    count = _count(inputs, samples, sizes.get(BATCH, (1, 1)), multiples.get(BATCH, 1), run, row_seconds)
     given = {spec.name: spec.with_rows(samples[spec.name], count) for spec in inputs}
     answers = beyond_rounding(reference, run, free, others)
     for where, changed in _changes(free, given, samples):
@@ -56,6 +61,7 @@ def _count(
     limits: tuple[int, int],
     step: int,
     run: Run,
+    row_seconds: float,
 ) -> int:
     """Return how many rows to compare, a multiple of `step`: many of small inputs, few of a slow model."""
     least, most = limits
@@ -63,6 +69,8 @@ def _count(
     def taken(wanted: int) -> int:
         return min(max(-(-wanted // step) * step, least), max(most // step * step, step))
 
+    if row_seconds > SLOW:
+        return taken(FEW)
     usual = taken(ROWS)
     start = time.perf_counter()
     run({spec.name: spec.with_rows(samples[spec.name], usual) for spec in inputs})

@@ -39,6 +39,10 @@ INVENTED_SECONDS, INVENTED_FORMAT_SECONDS = 1.0, 12.0
 INVENTED_TOKENS = 2048  # of texts of ours: a change of perplexity by one percent is 3.5 standard errors
 
 
+class BehindError(NotUsableError):
+    """A backend takes far longer than one that is faithful: it is not compared."""
+
+
 def run_trial(
     plan: Plan,
     original: Graph,
@@ -48,11 +52,13 @@ def run_trial(
     step: Callable[[str, str], None],
     floats: FloatReferences | None = None,
     shape: StepShape | None = None,
+    behind: Callable[[Any], str] = lambda runner: "",
 ) -> Trial:
     """Lower `small` into `work/small` and compare it with `original` on its samples; `trial_timing` times it.
 
     With `shape`, `small` is the step of a language model: whole windows are compared.
-    `floats` keeps the float forms for the next trial of the same original.
+    `floats` keeps the float forms for the next trial of the same original. `behind` returns why a runner can't win, ""
+    where it may; raises `BehindError` with that reason.
     """
     floats = floats or FloatReferences(original, work)
     backend = plugins.get("backends", plan.backend)
@@ -63,16 +69,18 @@ def run_trial(
         enforce(lowered.coverage, plan)
         findings, quantized = [*findings, *lowered.coverage.findings()], lowered.coverage.verdict()
     runner = opened(encoder_decoder_graphs.open_runner(backend, ours, plan.device), shape, plan.device)
+    if why := behind(runner):
+        runner.close()
+        raise BehindError(why)
     step("compare", plan.backend)
     reference = floats.reference()
     most = _most_rows(plan, floats, original)
     compared, kept, dead, rounding = _compare(
-        plan, reference, runner, original, () if shape else small.outputs, most
+        plan, reference, runner, original, () if shape else small.outputs, most, floats.row_seconds
     )
     if isinstance(runner, FullSequenceRunner):
         compared += _judge_schedules(floats, runner, original, small)
     wrong = fidelity.violated(compared, limits(plan, original.task), plan.max_error)
-    joining = Joining("padded") if wrong else _joining(plan, floats, reference, runner, original)
     size = published_size(backend, folder, ours)
     trial = Trial(
         backend=plan.backend,
@@ -90,7 +98,6 @@ def run_trial(
         task=original.task,
         shape=shape,
         backend_options=plan.backend_options,
-        joining=joining,
         ended=wrong or "",
         compared=_compared(most, floats, original),
         rounding=rounding,
@@ -129,7 +136,7 @@ def _judge_schedules(
     )
 
 
-def _joining(plan: Plan, floats: FloatReferences, reference: Any, runner: Any, original: Graph) -> Joining:
+def joining(plan: Plan, floats: FloatReferences, runner: Any, original: Graph) -> Joining:
     """Return which requests may share a batch: those that neither the original nor the optimized form mixes.
 
     Sequences of a language model's engine share steps, which its schedules are judged by, and no batch.
@@ -137,12 +144,13 @@ def _joining(plan: Plan, floats: FloatReferences, reference: Any, runner: Any, o
     if isinstance(runner, FullSequenceRunner):
         return Joining("padded")
     with library_errors.float_model_errors():
-        of_original = floats.joining(reference.run)
+        of_original = floats.joining(floats.reference().run)
     if of_original.joins == "none":
         return of_original
     allowed = row_independence.of_class(LIMITS[precision(plan)].relative_error or 0.0)
     candidate = row_independence.joining(
-        runner.run, original.inputs, original.outputs, original.samples, original.sizes, allowed
+        *(runner.run, original.inputs, original.outputs, original.samples, original.sizes, allowed),
+        row_seconds=floats.row_seconds,
     )
     return candidate if candidate.joins == "none" or of_original.joins == "padded" else of_original
 
@@ -181,6 +189,7 @@ def _compare(
     graph: Graph,
     outputs: Sequence[TensorSpec],
     most: int = MAX_ROWS,
+    row_seconds: float = 0.0,
 ) -> tuple[list[Metric], dict[str, dict[str, Tensor]], list[str], str]:
     """Compare both runners over the samples; the first rows become the golden inputs and outputs.
 
@@ -228,7 +237,7 @@ def _compare(
         )
         metrics += _carried(reference, runner, graph, usual, comparison)
         if is_exact:
-            metrics += _at_values(reference, runner, graph, usual, comparison)
+            metrics += _at_values(reference, runner, graph, usual, comparison, row_seconds)
     return metrics, kept, comparison.constant_outputs(), rounding
 
 
@@ -351,6 +360,7 @@ def _at_values(
     graph: Graph,
     usual: Mapping[str, float],
     whole: fidelity.Comparison,
+    row_seconds: float,
 ) -> list[Metric]:
     """Compare at values that the samples do not hold, where no format explains a difference."""
     if isinstance(runner, FullSequenceRunner) or isinstance(graph, StreamedGraph):
@@ -364,6 +374,7 @@ def _at_values(
         reference.run,
         runner.run,
         reference.rounded,
+        row_seconds=row_seconds,
     )
     for where, inputs, run in places:
         metrics += batch_sizes.compare_size(

@@ -43,7 +43,7 @@ from .float_graph import Original, capture_original, float_graph
 from .float_reference import FloatReferences, takes
 from .publish import Outcome, publish
 from .resolve_plan import Resolved, keep_codes, refuse_backend, resolve, resolve_cache
-from .run_trial import batches_of
+from .run_trial import batches_of, joining
 from .select import Selected, choose, enforce
 from .trial import Trial
 from .trial_timing import TimingRules
@@ -215,6 +215,8 @@ class Run:
     def publish(self, made: Made, output: Path) -> Outcome:
         """Publish the chosen trial at `output`."""
         original, best = made.opened.original, made.best
+        chosen = made.plan.with_(dtype=best.dtype or made.plan.dtype)
+        best.joining = joining(chosen, made.opened.floats, best.runner, original.graph)
         ceiling = roofline.probe(original.graph, best.reads, made.plan, shape=best.shape)
         self.reporter.found([*ceiling.findings(), *(step.finding() for step in best.steps)])
         return publish(

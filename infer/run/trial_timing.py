@@ -33,7 +33,7 @@ from .float_reference import EAGER, FLOAT_FORM, ONNX_RUNTIME, OPENVINO, Eager, F
 from .trial import TimesToBeat, Trial
 
 HOPELESS = 4.0  # times the fastest trial: then the float form of its backend isn't worth lowering
-BEHIND = 1.5  # times the fastest trial, in brief timings: then a few pairs are enough
+BEHIND = 1.5  # times another trial, in brief timings: at all batch sizes it is not compared, in all few pairs are made
 PAIR_SECONDS = 4.0  # that an undecided pair is timed for
 UNCHANGED_SECONDS = 1.0  # the same of a model that is not quantized, which no gate refuses for being slower
 PAIRS = 200  # after which a pair of short calls ends
@@ -413,6 +413,21 @@ def call_of(runner: Any, graph: Graph, batch: int, *, served: bool = False) -> C
         calls = CheckedRunner(graph.inputs, graph.outputs, graph.sizes, runner)
         return lambda: calls.predict(inputs)
     return lambda: run(inputs)
+
+
+def times_behind(runner: Any, trial: Trial, graph: Graph, plan: Plan) -> float:
+    """Return how many times the time of a trial a runner takes, in brief timings in turns, at the batch size where it
+    does best; 0 where one of them fails.
+    """
+    ratios = []
+    for batch in plan.batches:
+        calls = [call_of(each, graph, batch, served=True) for each in (runner, trial.runner)]
+        try:
+            own, other = latency.in_turns(calls, device=plan.device, min_seconds=BRIEF_SECONDS)
+        except Exception:  # noqa: BLE001 - it is compared, and what fails is told there
+            return 0.0
+        ratios.append(own.min / max(other.min, 1e-9))
+    return min(ratios, default=0.0)
 
 
 def _time_briefly(trial: Trial, graph: Graph, plan: Plan) -> None:

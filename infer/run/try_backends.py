@@ -20,9 +20,9 @@ from ..reporter import Reporter
 from ..results import BackendResult, ScoresOnly
 from ..spec import Finding, LayerChoice
 from .float_reference import EAGER, Eager, FloatReferences
-from .run_trial import run_trial
+from .run_trial import BehindError, run_trial
 from .trial import Trial
-from .trial_timing import TimingRules, time_trials, why_not_compiled
+from .trial_timing import BEHIND, TimingRules, time_trials, times_behind, why_not_compiled
 
 
 @dataclass(frozen=True)
@@ -126,14 +126,31 @@ class Trials:
             label = " ".join((name, *options.values()))
             at.step("lower", f"{label} {self.dtype}".rstrip())
             work = self.folder / "trials" / label.replace(" ", "-")
-            trial = run_trial(chosen, self.original, small, place, work, at.step, self.floats, shape)
+            trial = run_trial(
+                *(chosen, self.original, small, place, work, at.step, self.floats, shape), self._why_behind
+            )
             trial.scores_only, trial.dtype = scores_only, self.dtype
             return trial
 
         try:
             self.trials.append(self._exact_enough(plan, attempt))
+        except BehindError as error:
+            self.refuse(name, str(error), skipped=True)
         except Exception as error:  # noqa: BLE001 - whatever a library raises is its backend's refusal
             self._failed(name, at.name, error, _other_backends(name, small, plan))
+
+    def _why_behind(self, runner: Any) -> str:
+        """Return how far a runner is behind a faithful trial at every batch size, so that it need not be compared; ""
+        where it is near, or "auto" has no choice to make.
+        """
+        if self.plan.backend != "auto" or not self.plan.batches or not self.rules.uses_bounds:
+            return ""
+        rivals = [t for t in self.trials if t.unfaithful(self.plan) is None and not t.ahead_of_time]
+        with self.rules.alone():
+            for rival in rivals:
+                if (times := times_behind(runner, rival, self.original, self.plan)) > BEHIND:
+                    return f"{times:.1f}x the time of {rival.name}"
+        return ""
 
     def bounded(self, name: str) -> bool:
         """Return whether a backend that compiles need not be lowered, and record why: what its kernels take alone in
@@ -334,6 +351,10 @@ def _judged(
     """Return a trial, or the refusal of its backend, and why it can't be published; None where it can."""
     try:
         trial = attempt(options)
+    except BehindError as error:
+        if not options:
+            raise
+        return error, str(error)
     except Exception as error:  # raised by the caller where no option helps
         if isinstance(error, InferError) and not isinstance(error, NotUsableError):
             raise

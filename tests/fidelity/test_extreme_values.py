@@ -145,3 +145,15 @@ def test_rows_that_come_in_threes_are_asked_for_in_threes() -> None:
     for _, inputs, run in places(specs, FLOATS, {"batch": (3, 30)}, {"batch": 3}, threes, threes):
         assert len(inputs["x"]) % 3 == 0
         assert run(inputs)["y"].shape == (len(inputs["x"]) // 3, 8)
+
+
+def test_a_model_that_is_known_to_be_slow_is_asked_for_two_rows_at_once() -> None:
+    specs, counts = (TensorSpec("x", "float32", ("batch", 8)),), list[int]()
+
+    def same(inputs: Mapping[str, Tensor]) -> Outputs:
+        counts.append(len(inputs["x"]))
+        return {"y": inputs["x"]}
+
+    for _, inputs, _ in places(specs, FLOATS, {"batch": (1, 32)}, {}, same, same, row_seconds=1.0):
+        assert len(inputs["x"]) == 2
+    assert set(counts) <= {2}

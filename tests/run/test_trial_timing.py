@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from infer import latency
 from infer.device import processors
 from infer.errors import InputError, NotUsableError
-from infer.graph import capture
+from infer.graph import capture, storage
 from infer.graph.program import Graph, plain_call
 from infer.latency import Paired, Timing, summarize
 from infer.llm.step.full_sequence_runner import FullSequenceRunner
@@ -25,13 +25,14 @@ from infer.plan import Plan
 from infer.predict.input_fast_path import FastInputs
 from infer.predict.tensors import CheckedRunner
 from infer.reporter import Reporter
-from infer.run import compilation_bounds, run_trial, stages, trial_timing
+from infer.run import compilation_bounds, run_trial, stages, trial_timing, try_backends
 from infer.run.compilation_bounds import CompilationBound
 from infer.run.float_reference import EAGER, Eager, FloatReferences, UserModuleRunner
 from infer.run.resolve_plan import resolve
 from infer.run.run_trial import is_faithful
 from infer.run.trial import TimesToBeat, Trial
 from infer.run.trial_timing import TimingRules
+from infer.run.try_backends import Compressed
 from infer.spec import TensorSpec
 
 PLAN = Plan(source="x", backend="auto", quant="int8", dtype="float32", device="cpu", batches=(1, 8))
@@ -642,3 +643,29 @@ def test_a_float_form_is_judged_like_a_trial_before_it_is_named(tmp_path: Path) 
     assert is_faithful(plan, "eager", floats, made)
     floats._runners["float-eager"] = Shifted(floats._runners["float-eager"])
     assert not is_faithful(plan, "eager", floats, made)
+
+
+@pytest.mark.parametrize(("times", "compared"), [(2.0, False), (1.2, True)])
+def test_a_backend_far_behind_a_faithful_one_is_not_compared(
+    times: float, compared: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    module = Net().eval()
+    made, plan = graph(module), PLAN.with_(quant="none")
+    storage.save(made, tmp_path)
+    floats = FloatReferences(made, tmp_path / "float", module=module)
+    tried = try_backends.Trials(plan, made, Compressed(made, module), tmp_path, floats, Reporter())
+    tried.run("ort")
+    monkeypatch.setattr(try_backends, "times_behind", lambda *_: times)
+    tried.run("eager")
+    assert [trial.backend for trial in tried.trials] == ["ort", *["eager"] * compared]
+    skipped = [(one.name, one.outcome, one.why) for one in tried.refused]
+    assert skipped == ([] if compared else [("eager", "skipped", "2.0x the time of ort")])
+
+
+def test_a_backend_is_behind_by_the_batch_size_where_it_does_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, rival = Named(3.0, 1.5), Trial("ort", Path(), [], {}, 1, 1, changed=False, runner=Named(1.0, 1.0))
+    monkeypatch.setattr(
+        trial_timing, "call_of", lambda runner, graph, batch, **_: Call(runner.seconds[batch])
+    )
+    monkeypatch.setattr(latency, "in_turns", lambda calls, **_: [summarize([float(call)]) for call in calls])
+    assert trial_timing.times_behind(own, rival, graph(), PLAN) == 1.5
