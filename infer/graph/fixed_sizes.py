@@ -68,7 +68,7 @@ def capture_at_any_sizes(
         inputs = without(inputs)
         source = replace(source, inputs=inputs)
         sizes = {name: bounds for name, bounds in sizes.items() if name != BATCH}
-    require_comparable(source.first_call, _few_rows(inputs, samples, sizes, task))
+    require_comparable_calls(source.called, inputs, samples, sizes, task)
     try:
         return _with_rows(module, source.agreeing(sizes), sizes)
     except NotUsableError as error:
@@ -109,6 +109,25 @@ def capture_at_any_sizes(
     raise refusal
 
 
+def require_comparable_calls(
+    called: nn.Module,
+    inputs: tuple[TensorSpec, ...],
+    samples: Mapping[str, Tensor],
+    sizes: Sizes,
+    task: str,
+) -> None:
+    """Raise `SourceError` where two calls of the user's module differ, one fails or gives no finite value; see
+    `require_comparable`. Few rows and tokens are tried.
+    """
+    require_comparable(lambda given: _first_call(called, given), _few_rows(inputs, samples, sizes, task))
+
+
+def _first_call(called: nn.Module, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+    """Return the outputs of a call that leaves no trace in the buffers."""
+    with buffers_kept(called):
+        return flatten(called(**inputs))
+
+
 class _OtherNumbersError(Exception):
     """The captured graph gives other numbers than its module, where `found` says."""
 
@@ -129,11 +148,6 @@ class _Source:
     task: str
     multiples: Mapping[str, int]
 
-    def first_call(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return the outputs of a call that leaves no trace in the buffers."""
-        with buffers_kept(self.called):
-            return flatten(self.called(**inputs))
-
     def takes_rows(self, sizes: Sizes) -> bool:
         """Return false for a model with inputs that belong to no row, which fails on fewer rows of the others: the
         nodes of a graph, say.
@@ -142,10 +156,10 @@ class _Source:
             return True
         with quiet(), torch.no_grad():
             try:
-                self.first_call(_few_rows(self.inputs, self.samples, sizes, self.task))
+                _first_call(self.called, _few_rows(self.inputs, self.samples, sizes, self.task))
             except Exception:  # noqa: BLE001 - whatever the model raises, it may take the whole
                 try:
-                    self.first_call(self.samples)
+                    _first_call(self.called, self.samples)
                 except Exception:  # noqa: BLE001 - then the sizes are not why
                     return True
                 return False

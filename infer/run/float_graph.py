@@ -101,6 +101,8 @@ def _as_step(loaded: load.LoadedModel, mode: LlmMode) -> Original:
     if mode.shape is None:
         raise NotUsableError("the model does not run as a step")
     module = module_of(loaded).eval()
+    facts = (loaded.inputs, loaded.samples, loaded.sizes, loaded.task)
+    fixed_sizes.require_comparable_calls(loaded.called or module, *facts)
     step = capture_language_model(module.model, mode.shape)  # type: ignore[arg-type]
     outputs, samples = full_sequence_outputs(mode.shape), loaded.samples
     graph = ModuleGraph(
