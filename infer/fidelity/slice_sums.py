@@ -130,6 +130,11 @@ class SliceSums:
         seen = torch.zeros(self._shape[1:], dtype=torch.float64)
         for row, values in enumerate(reference):
             kept = values if real is None else values[real[row]]
+            plain = kept.sum(0, dtype=torch.float64)
+            if bool(plain.isfinite().all()):  # and so is each value
+                total += plain
+                seen += len(kept)
+                continue
             total += kept.nan_to_num(0.0, 0.0, 0.0).sum(0, dtype=torch.float64)
             seen += kept.isfinite().sum(0)
         return (total * self._factor / seen.clamp(min=1)).expand(self._shape)
@@ -138,27 +143,25 @@ class SliceSums:
         self, part: Part, expected: Tensor, got: Tensor, real: Tensor | None, cells: list[Tensor]
     ) -> None:
         expected, got = self._scaled(expected), self._scaled(got)
-        known = expected.isfinite().logical_and_(got.isfinite())
-        if self._factor == 1 and bool((expected <= HIDDEN[0]).any()):
-            hidden = torch.isin(expected, torch.tensor(HIDDEN, dtype=torch.float64)) & (got < 0.9 * HIDDEN[0])
-            known &= ~hidden
-        if real is not None:
-            known = known & real
-        all_known = bool(known.all())
+        known = self._known(expected, got, real)
         if self._origin is not None:
             origin = self._origin[part]
         elif not self._keeps and len(expected) >= FEWEST_ROWS // 2:
-            origin = expected.where(known, 0.0).median(0).values
+            origin = (expected if known is None else expected.where(known, 0.0)).median(0).values
         else:
             origin = torch.zeros_like(expected[0])
         moved, difference = expected - origin, got.sub_(expected)
-        if not all_known:
+        if known is None:
+            counts = moved.new_ones(()).expand(moved.shape)
+            total, seen = moved.sum(0), moved.new_full(moved.shape[1:], float(len(moved)))
+        else:
             moved, difference = moved.where(known, 0.0), difference.where(known, 0.0)
-        total, seen = moved.sum(0), known.sum(0, dtype=torch.float64)
-        squares = (difference.square_(), moved.square_(), known.double())
+            total, seen, counts = moved.sum(0), known.sum(0, dtype=torch.float64), known.double()
+        squares = (difference.square_(), moved.square_(), counts)
         inside = None
         if any(bool(axis.shares.any()) for axis in self._axes):
-            inside = (((expected >= 0) & (expected <= self._factor)) | ~known).all(0)
+            inside = (expected >= 0) & (expected <= self._factor)
+            inside = (inside if known is None else inside | ~known).all(0)
         for axis, cell in zip(self._axes, cells, strict=True):
             others = tuple(d for d in range(1, expected.dim()) if d != axis.axis)
             group = axis.group[part[axis.axis - 1]]
@@ -172,6 +175,20 @@ class SliceSums:
             self._seen[part] += seen
         else:
             self._settle(part, origin, total, seen)
+
+    def _known(self, expected: Tensor, got: Tensor, real: Tensor | None) -> Tensor | None:
+        """Return where values are finite, real and not hidden by a mask; None where all are."""
+        plain = real is None and expected.numel() > 0
+        plain = plain and (self._factor != 1 or bool(expected.amin() > HIDDEN[0]))
+        if plain and bool((expected.sum() + got.sum()).isfinite()):  # and so is each value
+            return None
+        known = expected.isfinite().logical_and_(got.isfinite())
+        if self._factor == 1 and bool((expected <= HIDDEN[0]).any()):
+            hidden = torch.isin(expected, torch.tensor(HIDDEN, dtype=torch.float64)) & (got < 0.9 * HIDDEN[0])
+            known &= ~hidden
+        if real is not None:
+            known = known & real
+        return None if bool(known.all()) else known
 
     def _scaled(self, values: Tensor) -> Tensor:
         """Return a copy in float64, times a power of two where the output is far from 1."""

@@ -290,6 +290,17 @@ def test_short_rows_are_repeated_and_no_other_token_is_judged() -> None:
     assert set(torch.cat(windows).tolist()) <= set(ids.flatten().tolist())
 
 
+@pytest.mark.parametrize("hidden", [-torch.inf, -1e9, torch.nan])
+def test_the_error_of_a_token_does_not_depend_on_what_other_tokens_hide(hidden: float) -> None:
+    expected = torch.randn(4, 320)
+    got = expected + 0.1 * torch.randn(4, 320)
+    alone = token_errors(expected, got)
+    for side in (expected, got):
+        side[2, 5] = hidden
+    assert torch.equal(token_errors(expected, got)[[0, 1, 3]], alone[[0, 1, 3]])
+    assert token_errors(expected[:0], got[:0]).shape == (0,)
+
+
 def test_token_errors_ignore_softmax_shifts_and_find_non_finite_logits() -> None:
     rows = torch.randn(3, 8)
     assert token_errors(rows, rows + 7).max() < 1e-6
