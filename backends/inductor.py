@@ -86,9 +86,8 @@ def lower(graph: Graph, plan: Plan, folder: Path) -> Lowered:
         # C functions are the CPU's: operators on a GPU go through torch's dispatcher.
         "aot_inductor.custom_ops_to_c_shims": kernels.c_functions() if plan.device == "cpu" else {},
     }
-    if hasattr(
-        torch._inductor.config.aot_inductor, "enable_line_tables"
-    ):  # since torch 2.13: two thirds of the package
+    # Line tables were more than half of the package of a language model; not every torch has the option.
+    if hasattr(torch._inductor.config.aot_inductor, "enable_line_tables"):
         settings["aot_inductor.enable_line_tables"] = False
     program, findings = graph.exported, []
     if plan.device != "cpu":

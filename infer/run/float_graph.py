@@ -75,11 +75,13 @@ def capture_original(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -
     reporter.step("capture", "the float original")
     if mode.shape is not None and loaded.load != "offload":
         try:
-            return _with_folded_norms(plan, _as_step(loaded, mode))
+            original = _as_step(loaded, mode, mode.shape)
         except NotUsableError as error:
             from .find_llm_mode import no_step
 
             mode = LlmMode(None, no_step(plan, str(error), reporter), mode.keeps_latents)
+        else:
+            return _with_folded_norms(plan, original)
     try:
         graph = float_graph(loaded, reporter)
     except (NotUsableError, SourceError) as error:
@@ -93,18 +95,16 @@ def capture_original(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -
     return _with_folded_norms(plan, original) if isinstance(graph, TorchGraph) else original
 
 
-def _as_step(loaded: load.LoadedModel, mode: LlmMode) -> Original:
+def _as_step(loaded: load.LoadedModel, mode: LlmMode, shape: StepShape) -> Original:
     """Capture a language model as a step; raises `NotUsableError` where it can't be."""
     from ..llm.step.encoder_decoder.capture_encoder_decoder import capture_language_model
     from ..llm.step.full_sequence_runner import full_sequence_outputs
 
-    if mode.shape is None:
-        raise NotUsableError("the model does not run as a step")
     module = module_of(loaded).eval()
     facts = (loaded.inputs, loaded.samples, loaded.sizes, loaded.task)
     fixed_sizes.require_comparable_calls(loaded.called or module, *facts)
-    step = capture_language_model(module.model, mode.shape)  # type: ignore[arg-type]
-    outputs, samples = full_sequence_outputs(mode.shape), loaded.samples
+    step = capture_language_model(module.model, shape)  # type: ignore[arg-type]
+    outputs, samples = full_sequence_outputs(shape), loaded.samples
     graph = ModuleGraph(
         loaded.inputs, outputs, samples, loaded.sizes, loaded.task, loaded.multiples, module=module
     )
@@ -125,10 +125,10 @@ def fold_norms(original: Original, into: nn.Module | None = None) -> list[Findin
     """Fold the norms of the float module, as formats see it, in place; `into`: another copy that gets the same."""
     if isinstance(original.graph, StreamedGraph):
         return []
-    found = compress.fold_weight_norms(original.module, into=into)
+    found: list[Finding] = []
     if isinstance(original.graph, TorchGraph):
-        found = [*compress.fold_batch_norms(original.module, original.graph.program, into=into), *found]
-    return found
+        found += compress.fold_batch_norms(original.module, original.graph.program, into=into)
+    return [*found, *compress.fold_weight_norms(original.module, into=into)]
 
 
 def _mode(plan: Plan, loaded: load.LoadedModel, reporter: Reporter) -> LlmMode:

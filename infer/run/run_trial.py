@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,7 @@ def published_size(backend: Any, folder: Path, ours: Path) -> int:
 
 def lowering_folder(source: Path, place: Path) -> Path:
     """Make a folder to lower in that shares the graph and the weights of `source` by links."""
+    shutil.rmtree(place, ignore_errors=True)  # of an attempt before layers rose, which was refused or left
     place.mkdir(parents=True)
     for target, link in encoder_decoder_graphs.links(source, place):
         if target.exists():
@@ -195,7 +197,8 @@ def _compare(
 
     `outputs`: those that the artifact declares, whose dtypes are its contract. Returns also the outputs that are the
     same for every row, and the sentence on a limit that is kept only beyond what rounding of the inputs does in the
-    original (`input_rounding`), which is tried where nothing changes the numbers of the model.
+    original (`input_rounding`), which is tried where nothing changes the numbers of the model. `row_seconds`: what a
+    row is known to take in the reference.
     """
     kept: dict[str, dict[str, Tensor]] = {}
     usual: dict[str, float] = {}
