@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+
+def row_by_row(call: Callable[[Mapping[str, Tensor]], Any], tensors: Mapping[str, Tensor]) -> Any:
+    """Return the outputs of a call that takes one row, for several rows along the first axes: of call after call.
+
+    Single numbers are shared by all rows.
+    """
+    count = max(len(value) for value in tensors.values() if value.dim())
+    if count < 2:
+        return call(tensors)
+    cut = ({name: x[i : i + 1] if x.dim() else x for name, x in tensors.items()} for i in range(count))
+    return pytree.tree_map(lambda *row: torch.cat(row), *map(call, cut))
 
 
 class NamedInputs(nn.Module):

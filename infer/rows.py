@@ -37,6 +37,22 @@ def without(specs: Iterable[TensorSpec], name: str = "rows") -> tuple[TensorSpec
     )
 
 
+def is_one(inputs: Iterable[Sequence[int | str]], outputs: Iterable[Sequence[int | str]] = ()) -> bool:
+    """Return true where the shapes of a call all begin with the number 1, some with more sizes: it takes one row.
+
+    Single numbers among the inputs are shared.
+    """
+    shapes = [*filter(len, inputs), *outputs]
+    return {tuple(shape[:1]) for shape in shapes} == {(1,)} and any(len(shape) > 1 for shape in shapes)
+
+
+def named(specs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """Return specs with the batch in place of the first size; single numbers have none."""
+    return tuple(
+        TensorSpec(spec.name, spec.dtype, (BATCH, *spec.shape[1:])) if spec.shape else spec for spec in specs
+    )
+
+
 def lie_first(specs: Iterable[TensorSpec]) -> bool:
     """Return true where every tensor has its rows along its first axis."""
     return all(spec.batch_axis == 0 for spec in specs)

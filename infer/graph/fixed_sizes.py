@@ -70,7 +70,7 @@ def capture_at_any_sizes(
         sizes = {name: bounds for name, bounds in sizes.items() if name != BATCH}
     require_comparable_calls(source.called, inputs, samples, sizes, task)
     try:
-        return _with_rows(module, source.agreeing(sizes), sizes)
+        return _with_rows(source.called, source.agreeing(sizes), sizes)
     except NotUsableError as error:
         if error.__cause__ is None:
             raise
@@ -85,9 +85,9 @@ def capture_at_any_sizes(
             if error.__cause__ is None:
                 raise
             continue
-        if fixed.get(BATCH, (1, 1)) != (1, 1) and not _rows_are_independent(module, graph, sizes):
+        if fixed.get(BATCH, (1, 1)) != (1, 1) and not _rows_are_independent(source.called, graph, sizes):
             continue  # more rows than these are another model to its code
-        graph = _with_rows(module, graph, sizes)
+        graph = _with_rows(source.called, graph, sizes)
         if (
             isinstance(reason, _OtherNumbersError)
             and graph.sizes.get(BATCH, (0, 1)) == (0, 1)
@@ -225,7 +225,7 @@ def _in_steps(source: _Source, sizes: Sizes, reason: BaseException) -> TorchGrap
             reason = error.__cause__
             continue
         each = ", ".join(f"{name} in multiples of {step}" for name, step in steps.items())
-        graph = _with_rows(source.module, graph, sizes)
+        graph = _with_rows(source.called, graph, sizes)
         return replace(graph, fixed=f"sizes: {each} (the model's code takes no others)")
     return None
 

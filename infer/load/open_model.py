@@ -8,11 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .. import rows
 from ..errors import UsageError
 from ..hub import fetch_source
 from ..plan import Plan
 from ..reporter import Reporter
-from ..spec import DECODER_IDS, Finding
+from ..spec import BATCH, DECODER_IDS, Finding
 from .identification.identify import STATE_DICTS, Identified, identify
 from .identification.source_names import describing_folder, is_library_name, is_user_module, whole_source
 from .input_specs import bounds, resolve_inputs
@@ -53,10 +54,14 @@ def load(
     else:
         plan, loaded, user_module = _identify_and_open(plan, reporter)
     findings = list(loaded.findings)
-    inputs, size = loaded.inputs, loaded.weight_bytes
+    inputs, size, sizes = loaded.inputs, loaded.weight_bytes, dict(loaded.sizes)
     if loaded.module is not None:
         inputs, proposed = resolve_inputs(plan, inputs, loaded.module)
         findings += proposed
+        if rows.is_one(
+            [spec.shape for spec in inputs]
+        ):  # of which several run one by one where they are independent
+            inputs, sizes = rows.named(inputs), {**sizes, BATCH: (1, 1)}
         if size is None:
             tensors = (*loaded.module.parameters(), *loaded.module.buffers())
             size = sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
@@ -65,7 +70,7 @@ def load(
     loaded = replace(
         loaded,
         inputs=inputs,
-        sizes={**bounds(inputs, plan), **loaded.sizes},
+        sizes=bounds(inputs, plan) | sizes,
         weight_bytes=size,
         load=choice.value,
         findings=tuple(findings),

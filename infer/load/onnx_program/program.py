@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx, nn
 
+from ... import rows
 from ...errors import NotUsableError
-from ...named_inputs import NamedInputs
+from ...named_inputs import NamedInputs, row_by_row
 from ...spec import keyword
 from . import layers
 from .operators import MOVED, ON_SIZES, Node, Operator, find
@@ -339,14 +340,22 @@ class OnnxProgram(Block, NamedInputs):
                 f"not imported: opset {opsets['']} is older than {OLDEST}", hint="It runs as ONNX"
             )
         super().__init__(model.graph, opsets, folder)
+        shapes = ([_shape(model.graph, name) for name in names] for names in (self.inputs, self.outputs))
+        self._one_row = rows.is_one(*shapes)
         self.names = {keyword(name): name for name in self.inputs}
         if len(self.names) < len(self.inputs):
             raise NotUsableError("not imported: names of inputs differ only in signs", hint="It runs as ONNX")
         self.taking(list(self.names))
 
-    def call(self, tensors: Mapping[str, Tensor]) -> tuple[Any, ...]:
-        """Return the outputs for inputs by their own names or by identifiers."""
-        return tuple(as_tensor(v) for v in self.run({self.names.get(n, n): x for n, x in tensors.items()}))
+    def call(self, tensors: Mapping[str, Tensor]) -> Any:
+        """Return the outputs for inputs by their own names or by identifiers, of a graph that takes one row a call row
+        by row.
+        """
+        given = {self.names.get(name, name): value for name, value in tensors.items()}
+        return row_by_row(self._outputs, given) if self._one_row else self._outputs(given)
+
+    def _outputs(self, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        return tuple(as_tensor(value) for value in self.run(given))
 
 
 def from_proto(model: onnx.ModelProto, folder: Path) -> OnnxProgram:
@@ -371,6 +380,13 @@ def import_onnx(path: Path, outputs: Sequence[str] = ()) -> OnnxProgram:
         del model.graph.output[:]
         model.graph.output.extend(held[name] for name in outputs)
     return from_proto(model, path.parent)
+
+
+def _shape(graph: onnx.GraphProto, name: str) -> tuple[int, ...]:
+    """Return the sizes that a graph declares of an input or output; -1 for one that is no number."""
+    value = next(value for value in (*graph.input, *graph.output) if value.name == name)
+    sizes = value.type.tensor_type.shape.dim
+    return tuple(size.dim_value if size.HasField("dim_value") else -1 for size in sizes)
 
 
 def _implementation(node: Node) -> Operator:

@@ -13,21 +13,27 @@ from ...spec import Finding, TensorSpec
 from ...weights.file_blocks import raw_bytes
 
 MAX_ROWS = 128  # of text that judge
+COINS = 4  # seed of the split: of data with a period up to 12, rows of each kind judge and calibrate
 Samples = dict[str, Tensor]
 
 
 def split(
     samples: Mapping[str, Tensor], specs: tuple[TensorSpec, ...], *, together: int = 1
 ) -> tuple[Samples, Samples]:
-    """Split into (held out, calibration) by alternate rows, or so many `together`: sorted data is spread over both.
+    """Split into (held out, calibration): of every two rows, or of so many `together`, a seeded coin holds out one.
 
-    A row whose content is among those held out does not calibrate. Inputs without rows can't be split: nothing
-    calibrates then.
+    Sorted data is spread over both, and so is data whose kinds come in turn; equal rows count as one. A row whose
+    content is among those held out does not calibrate. Inputs without rows can't be split: nothing calibrates then.
     """
     if not rows.have_rows(specs):
         return dict(samples), {}
-    number = torch.arange(rows.count(specs, samples))
-    held, rest = (rows.take(specs, samples, number[number // together % 2 == side]) for side in (0, 1))
+    digests = _digests(samples, specs)
+    units = [tuple(digests[i : i + together]) for i in range(0, len(digests), together)]
+    number = {unit: index for index, unit in enumerate(dict.fromkeys(units))}
+    coins = torch.randint(0, 2, (len(units),), generator=torch.Generator().manual_seed(COINS)).tolist()
+    side = torch.tensor([(number[unit] + coins[number[unit] // 2]) % 2 for unit in units])
+    side = side.repeat_interleave(together)[: len(digests)]
+    held, rest = (rows.take(specs, samples, (side == which).nonzero()[:, 0]) for which in (0, 1))
     return held, exclude_rows(rest, held, specs)
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ... import rows
 from ...errors import NotUsableError, SourceError
 from ...library_errors import first_sentence, quiet
-from ...named_inputs import NamedInputs
+from ...named_inputs import NamedInputs, row_by_row
 from ...plan import Plan
 from ...spec import DTYPE_NAMES, TensorSpec
 from ..loaded_model import LoadedModel
@@ -22,14 +23,27 @@ from .python_sources import module_in_memory
 
 
 class KeywordModule(NamedInputs):
-    """Adapter that calls a program with positional or keyword arguments by the names of all."""
+    """Adapter that calls a program with positional or keyword arguments by the names of all; where a call of it takes
+    `one_row`, row by row.
+    """
 
-    def __init__(self, model: nn.Module, positional: tuple[str, ...], keyword: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        positional: tuple[str, ...],
+        keyword: tuple[str, ...] = (),
+        *,
+        one_row: bool = False,
+    ) -> None:
         super().__init__()
+        self.one_row = one_row
         self.model, self.positional, self.keyword = model, positional, keyword
         self.taking((*positional, *keyword))
 
     def call(self, tensors: Mapping[str, Tensor]) -> Any:
+        return row_by_row(self._outputs, tensors) if self.one_row else self._outputs(tensors)
+
+    def _outputs(self, tensors: Mapping[str, Tensor]) -> Any:
         arguments = [tensors[name] for name in self.positional]
         return self.model(*arguments, **{name: tensors[name] for name in self.keyword})
 
@@ -76,7 +90,8 @@ def as_module(
         )
     names = tuple(spec.name for spec in inputs)
     module = _without_guards(program) if as_written else with_layers(program)
-    return KeywordModule(module, names[: args.num_leaves], tuple(kwargs.context))
+    one_row = rows.is_one([spec.shape for spec in inputs])
+    return KeywordModule(module, names[: args.num_leaves], tuple(kwargs.context), one_row=one_row)
 
 
 def _without_guards(program: torch.export.ExportedProgram) -> Any:

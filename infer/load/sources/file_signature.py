@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
+from ... import rows
 from ...errors import UsageError
 from ...plan import Plan
 from ...spec import BATCH, TensorSpec
@@ -21,6 +22,9 @@ def model_of_file(
     `named`: symbolic sizes to which the file itself gives a name. Raises `UsageError` for a wrong --input.
     """
     loose = _overridden(plan, inputs)
+    one_row = rows.is_one([spec.shape for spec in loose], [spec.shape for spec in outputs])
+    if one_row:
+        loose, outputs = rows.named(loose), rows.named(outputs)
     uncertain = _uncertain_sizes(plan, loose, named)
     given, made = _with_batch(loose, outputs, uncertain)
     return LoadedModel(
@@ -34,6 +38,7 @@ def model_of_file(
         outputs=tuple(spec.name for spec in made),
         file=file,
         meta={"outputs": made},
+        sizes={BATCH: (1, 1)} if one_row else {},
     )
 
 

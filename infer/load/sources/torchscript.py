@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ... import rows
 from ...errors import NotUsableError, SourceError, UsageError
 from ...library_errors import first_sentence, quiet
 from ...plan import Plan
@@ -49,12 +50,12 @@ def load_torchscript(plan: Plan, user_module: UserModule | None) -> LoadedModel:
     order = tuple(by_name[name] for name in names if name in by_name)
     program = _convert(script, tuple(_placeholder(spec) for spec in order), plan.source)
     takes = tuple(spec.name for spec in order)
-    loaded = module_in_memory(
-        "torchscript",
-        KeywordModule(with_layers(program), takes),
-        lambda: KeywordModule(with_layers(program), takes),
-        user_module,
-    )
+    one_row = rows.is_one([spec.shape for spec in order])
+
+    def build() -> KeywordModule:
+        return KeywordModule(with_layers(program), takes, one_row=one_row)
+
+    loaded = module_in_memory("torchscript", build(), build, user_module)
     why = "TorchScript is deprecated: read and converted, never written"
     converted = Finding("load", "converted", "torch.export", why=why)
     return replace(loaded, inputs=order, called=KeywordModule(script, takes)).saying(*proposed, converted)
