@@ -45,7 +45,7 @@ from .trial import Trial
 
 EAGER = "torch eager"
 FLOAT_FORM = " float32"  # behind the name of a backend
-ROUNDED = 2  # copies of a file whose constants are rounded elsewhere
+ROUNDED = 2  # ways in which the constants of the original are rounded elsewhere
 ONNX_RUNTIME = "ONNX Runtime"  # the user's own file in it, as the user runs it
 OPENVINO = "OpenVINO"  # of an IR, as above
 
@@ -149,14 +149,15 @@ class FloatReferences:
             known = self.seconds.setdefault(trial.shape, {})
             known.setdefault(f"{trial.backend}{FLOAT_FORM}", trial.typical)
 
-    def _rounded(self) -> list[_RoundedFile]:
-        """Return the user's ONNX file with its constants rounded elsewhere, where its graph rounds to codes."""
-        if self._original.file is None or isinstance(self._original, OpenvinoGraph):
+    def _rounded(self) -> list[_RoundedFile] | list[_RoundedModule]:
+        """Return the user's ONNX file or module with its constants rounded elsewhere; none of any other original."""
+        if isinstance(self._original, OpenvinoGraph):
             return []
-        from ..onnx.source.rounded_constants import rounds_to_codes
-
-        steps = rounds_to_codes(self._original.file)
-        return [_RoundedFile(self._original, self._work, seed) for seed in range(ROUNDED if steps else 0)]
+        if self._original.file is not None:
+            return [_RoundedFile(self._original, self._work, seed) for seed in range(ROUNDED)]
+        if self._module is not None:
+            return [_RoundedModule(self._module, self._original, seed) for seed in range(ROUNDED)]
+        return []
 
     def _called(self) -> Any:
         """Open the original as its user calls it."""
@@ -338,6 +339,31 @@ class UserModuleRunner:
         """Nothing to release."""
 
 
+class _RoundedModule(UserModuleRunner):
+    """The user's own module, whose float32 constants differ in one of their last bits while it runs."""
+
+    def __init__(self, module: nn.Module, graph: Graph, seed: int) -> None:
+        super().__init__(module, graph)
+        self._bit = 4 << seed  # of 2^-22 to 2^-21 of a value, of seed 0
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Run one batch, and leave the constants as they were, to the bit."""
+        tensors = (*self._module.parameters(), *self._module.buffers())
+        flipped: list[tuple[Tensor, Tensor]] = []
+        with torch.no_grad():
+            try:
+                for value in (t.detach() for t in tensors if t.dtype == torch.float32):
+                    # Of zero, and of what is not finite, the bit would make another kind of number.
+                    normal = (value.abs() >= torch.finfo(value.dtype).tiny) & value.isfinite()
+                    bits = normal.to(torch.int32) * self._bit
+                    value.view(torch.int32).bitwise_xor_(bits)
+                    flipped.append((value, bits))
+                return super().run(inputs)
+            finally:
+                for value, bits in reversed(flipped):
+                    value.view(torch.int32).bitwise_xor_(bits)
+
+
 class UserFileRunner:
     """The user's ONNX file as the reference of a program that was imported from it."""
 
@@ -396,16 +422,18 @@ def _unsqueezed(
 class RememberedOutputs:
     """A float form that keeps its outputs by the content of the inputs, up to `room` bytes of them.
 
-    `rounded`: the same with its constants rounded elsewhere, of a graph that steps inside; see `input_rounding`.
+    `rounded`: the same with its constants rounded elsewhere; see `input_rounding`.
     """
 
-    def __init__(self, form: Any, rounded: Sequence[_RoundedFile] = (), room: int = 256 << 20) -> None:
+    def __init__(
+        self, form: Any, rounded: Sequence[_RoundedFile | _RoundedModule] = (), room: int = 256 << 20
+    ) -> None:
         self.form, self._rounded, self._room = form, rounded, room
         self._known: dict[bytes, dict[str, Tensor]] = {}
 
     @property
     def rounded(self) -> list[Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]]:
-        return [file.run for file in self._rounded]
+        return [form.run for form in self._rounded]
 
     def run(self, inputs: Mapping[str, Tensor], rows: Sequence[int] | None = None) -> dict[str, Tensor]:
         """Run one batch, or return its cached outputs; `rows`: indices of axis 1 of the outputs, others are dropped."""
@@ -424,8 +452,8 @@ class RememberedOutputs:
     def close(self) -> None:
         """Forget the outputs."""
         self._known.clear()
-        for file in self._rounded:
-            file.close()
+        for form in self._rounded:
+            form.close()
 
 
 def _content(inputs: Mapping[str, Tensor]) -> bytes:

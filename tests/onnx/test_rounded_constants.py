@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 from infer import device  # noqa: E402
 from infer.fidelity.input_rounding import beyond_rounding  # noqa: E402
 from infer.onnx.ort_session import AS_USERS, EXACT, USUAL, OrtRunner, SessionSettings  # noqa: E402
-from infer.onnx.source.rounded_constants import ROUNDING, rounds_to_codes, write_rounded  # noqa: E402
+from infer.onnx.source.rounded_constants import ROUNDING, write_rounded  # noqa: E402
 from infer.spec import TensorSpec  # noqa: E402
 
 WIDE, NARROW = 256, 8
@@ -76,11 +76,6 @@ def test_float_constants_alone_move_by_a_rounding_and_no_steps_of_codes(tmp_path
             assert 0 < abs(after[name] / value - 1) < 2 * ROUNDING
         else:
             assert (after[name] == value).all(), "codes, and the steps between them"
-
-
-def test_a_file_with_stored_codes_alone_does_not_step(tmp_path: Path) -> None:
-    assert rounds_to_codes(save(tmp_path / "steps.onnx"))
-    assert not rounds_to_codes(save(tmp_path / "codes.onnx", steps=False))
 
 
 def test_an_answer_on_the_edge_of_a_code_is_no_difference(tmp_path: Path) -> None:
