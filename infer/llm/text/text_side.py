@@ -12,7 +12,7 @@ from .chat_template import ChatTemplate
 from .generation_config import GenerationConfig
 from .tokenizer import LLMTokenizer
 from .tool_parser import ToolParser
-from .tools import Tool, tool_parser
+from .tools import Tool
 
 THOUGHT_TOKENS = 16  # of the end of a prompt, enough for the marks of a thought
 
@@ -67,7 +67,7 @@ class TextSide:
         chosen = self.forms
         if not chosen.reads(tools=tools is not None):
             return None
-        return tool_parser(chosen.form, tools, separate=chosen.thought, opened=chosen.opened(prompt_end))
+        return ToolParser(chosen.form, tools, separate=chosen.thought, opened=chosen.opened(prompt_end))
 
     def has_special_marks(self) -> bool:
         """Return True where a mark of the output without tools is a special token, which is to be left in the text."""
