@@ -319,8 +319,7 @@ class ToolParser:
         """Look for another call, or content, after a call."""
         rest = self._text.lstrip(BLANKS + ";,")
         if not rest:
-            self._text = "" if self._last else self._text
-            return False
+            return self._wait_for_mark()
         brackets = ("]",) if self._listed else ()
         for mark in (*self.form.between, *self.form.closing, *brackets):
             if rest.startswith(mark):

@@ -308,22 +308,6 @@ class HttpProtocol(HttpToolsProtocol):
             self._start_idle()
 
 
-def limited_protocol(
-    limits: ServeLimits,
-    refused: Refused | None = None,
-    hosts: AllowedHosts | None = None,
-    fast: FastPath | None = None,
-) -> type[HttpProtocol]:
-    """Return the connection class with these limits. `refused`: called with the status of each refusal of its own."""
-    own = {
-        "limits": limits,
-        "fast": fast,
-        "hosts": hosts,
-        "refused": staticmethod(refused or HttpProtocol.refused),
-    }
-    return type("LimitedHttpProtocol", (HttpProtocol,), own)
-
-
 def uvicorn_options(
     limits: ServeLimits,
     refused: Refused | None = None,
@@ -331,8 +315,13 @@ def uvicorn_options(
     hosts: AllowedHosts | None = None,
     fast: FastPath | None = None,
 ) -> dict[str, Any]:
-    """Return the keyword arguments of `uvicorn.Config`."""
-    protocol = limited_protocol(limits, refused, hosts, fast)
+    """Return the keyword arguments of `uvicorn.Config`.
+
+    `refused`: called with the status of each refusal of the protocol's own.
+    """
+    own = {"limits": limits, "hosts": hosts, "fast": fast}
+    own["refused"] = staticmethod(refused or HttpProtocol.refused)
+    protocol = type("LimitedHttpProtocol", (HttpProtocol,), own)
 
     def make(**given: Any) -> asyncio.BaseProtocol:
         return protocol(**given) if tls is None else TlsHandshake(protocol(**given), tls)
