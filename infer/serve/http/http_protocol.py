@@ -319,7 +319,7 @@ def uvicorn_options(
 
     `refused`: called with the status of each refusal of the protocol's own.
     """
-    own = {"limits": limits, "hosts": hosts, "fast": fast}
+    own: dict[str, Any] = {"limits": limits, "hosts": hosts, "fast": fast}
     own["refused"] = staticmethod(refused or HttpProtocol.refused)
     protocol = type("LimitedHttpProtocol", (HttpProtocol,), own)
 

@@ -9,11 +9,10 @@ from ....errors import InputError
 from ....llm.engine.requests import Output, Request, TokenLogprob
 from ...generation.engine_request import compile_grammar, complete_sampling, max_new_tokens, open_stream
 from ...generation.event_stream import encode, respond
-from ...generation.reply import UsageCounter
 from ...generation.request_fields import read_request
 from ...http.request_context import RequestContext
 from ...llm.llm_engine import LLMEngine
-from ...llm.token_stream import TokenStream
+from ...llm.token_stream import TokenStream, UsageCounter
 from ...model_lookup import find_llm
 from . import openai_logprobs, openai_request
 from .openai_logprobs import CompletionLogprobs
