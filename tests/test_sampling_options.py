@@ -91,8 +91,10 @@ class LanguageStub:
 
     def check_grammar(self, _: Any) -> None: ...
 
-    def translated(self, ids: list[int], source: str | None, target: str | None) -> Any:
-        return [8, *ids] if source else ids, 9 if target else None
+    class text:
+        @staticmethod
+        def translated(ids: list[int], source: str | None, target: str | None) -> Any:
+            return [8, *ids] if source else ids, 9 if target else None
 
 
 def in_python(**options: Any) -> Request:
@@ -119,7 +121,7 @@ def over_http(kind: type[Any] = CompletionRequest, **fields: Any) -> Request:
         limit = 256 if request.max_tokens is None else request.max_tokens
         model.context, model.start_tokens = limit + 1, 0
         options = completions.completion_options(request, model, prompt) | {"max_tokens": limit}
-        prompt, forced = model.language_model.translated(prompt, request.src_lang, request.tgt_lang)
+        prompt, forced = model.language_model.text.translated(prompt, request.src_lang, request.tgt_lang)
     else:
         options = openai_request.sampling_options(request) | {"logprobs": request.logprobs}
     sampling = complete_sampling(model, options)

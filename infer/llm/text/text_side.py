@@ -76,11 +76,3 @@ class TextSide:
     @property
     def eos_ids(self) -> tuple[int, ...]:
         return tuple(i for i in self._end_ids or self.config.eos_ids if i < self.vocab_size)
-
-    def translated(
-        self, ids: list[int], src_lang: str | None, tgt_lang: str | None
-    ) -> tuple[list[int], int | None]:
-        """Return a source in the language named, and the token that the decoder is made to begin with, or None."""
-        if src_lang is None and tgt_lang is None:
-            return ids, None
-        return self.text.translated(ids, src_lang, tgt_lang)

@@ -33,6 +33,7 @@ async def completions(context: RequestContext) -> Any:
     prompts = await openai_request.encode_prompts(model, request.prompt, special)
     grammar, constrained_by = openai_request.grammar(request)
     head = response_head(model, request, "cmpl-", "text_completion")
+    named = request.src_lang, request.tgt_lang
     requests = [
         Request(
             id=f"{head.id}-{index}",
@@ -44,7 +45,8 @@ async def completions(context: RequestContext) -> Any:
             adapter=context.adapter,
         )
         for index, (prompt, forced) in enumerate(
-            model.language_model.translated(prompt, request.src_lang, request.tgt_lang) for prompt in prompts
+            (prompt, None) if named == (None, None) else model.text.translated(prompt, *named)
+            for prompt in prompts
         )
     ]
     await compile_grammar(context, model, grammar, constrained_by)
