@@ -26,10 +26,12 @@ from infer.fidelity.thresholds import precision_class
 from infer.llm.step.probe import probe
 from infer.llm.step.schedules.schedule_consistency import require_float_step
 from infer.llm.text import forms
-from infer.llm.text.tools import Tool, constrain, tool_parser
+from infer.llm.text.tool_parser import ToolParser
+from infer.llm.text.tools import Tool, constrain
 from tests.support.attention_cases import Case
 from tests.support.decoder_folders import sentencepiece
 from tests.support.fake_predictors import double, live
+from tests.support.output_forms import read_all
 from tests.support.page_blocks import ROOT, blocks
 from tests.support.tiny_decoders import GROUPED, VOCABULARY
 
@@ -263,7 +265,7 @@ def test_the_example_form_is_shown_by_a_template_and_reads_calls(install: Instal
     assert chosen.name == "nemotron"
     tools = [Tool("now", {"type": "object"})]
     text = 'Well. <TOOLCALL>[{"name": "now", "arguments": {"a": "</TOOLCALL>"}}]</TOOLCALL> x'
-    content, calls = tool_parser(chosen.form, tools).read_all(text)
+    content, calls = read_all(ToolParser(chosen.form, tools), text)
     assert (content, [(call.name, call.arguments) for call in calls]) == (
         "Well. x",
         [("now", '{"a": "</TOOLCALL>"}')],

@@ -22,9 +22,10 @@ from infer.predict import isolated_open
 from infer.predict.generation_options import Options
 from infer.predict.predictor import Predictor
 from infer.predict.text_generation import TextGeneration
-from infer.serve.api.openai import openai_request
+from infer.serve.api.openai import completions, openai_request
 from infer.serve.api.openai.chat_types import ChatRequest
 from infer.serve.api.openai.openai_types import CompletionRequest
+from infer.serve.generation.engine_request import complete_sampling
 from infer.serve.generation.request_fields import OPTION_NAMES, read_request
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -90,8 +91,10 @@ class LanguageStub:
 
     def check_grammar(self, _: Any) -> None: ...
 
-    def translated(self, ids: list[int], source: str | None, target: str | None) -> Any:
-        return [8, *ids] if source else ids, 9 if target else None
+    class text:
+        @staticmethod
+        def translated(ids: list[int], source: str | None, target: str | None) -> Any:
+            return [8, *ids] if source else ids, 9 if target else None
 
 
 def in_python(**options: Any) -> Request:
@@ -113,13 +116,16 @@ def over_http(kind: type[Any] = CompletionRequest, **fields: Any) -> Request:
     call.header = lambda name, default=None: call.headers.get(name, default)
     request, _ = read_request(call, kind)  # type: ignore[arg-type]
     model: Any = SimpleNamespace(language_model=LanguageStub(), vocab_size=VOCABULARY)
-    limit = 256 if request.max_tokens is None else request.max_tokens
-    echoed = request.logprobs if kind is CompletionRequest and request.echo else None
-    sampling = openai_request.sampling(request, model, limit, request.logprobs, echoed)
+    prompt, forced = [1], None
+    if isinstance(request, CompletionRequest):
+        limit = 256 if request.max_tokens is None else request.max_tokens
+        model.context, model.start_tokens = limit + 1, 0
+        options = completions.completion_options(request, model, prompt) | {"max_tokens": limit}
+        prompt, forced = model.language_model.text.translated(prompt, request.src_lang, request.tgt_lang)
+    else:
+        options = openai_request.sampling_options(request) | {"logprobs": request.logprobs}
+    sampling = complete_sampling(model, options)
     grammar, _ = openai_request.grammar(request)
-    [(prompt, forced)] = (
-        openai_request.translated(model, request, [[1]]) if kind is CompletionRequest else [([1], None)]
-    )
     return Request(
         id="",
         prompt=prompt,

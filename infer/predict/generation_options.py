@@ -65,7 +65,9 @@ def build_request(language_model: LanguageModel, prompt: list[int], options: Opt
     grammar = _grammar(options)
     if grammar is not None:
         language_model.check_grammar(grammar)
-    prompt, forced = language_model.translated(prompt, options.get("src_lang"), options.get("tgt_lang"))
+    named, forced = (options.get("src_lang"), options.get("tgt_lang")), None
+    if named != (None, None):
+        prompt, forced = language_model.text.translated(prompt, *named)
     return Request(
         id=new_id(),
         prompt=prompt,

@@ -26,16 +26,12 @@ TRANSFORMERS_PIXELS = 1 << 24  # of an image whose steps transformers runs, in t
 T = TypeVar("T")
 
 
-async def in_thread(context: RequestContext, function: Callable[..., T], *given: object) -> T:
-    """Call a function in the pool of threads that prepare inputs."""
-    return await asyncio.get_running_loop().run_in_executor(context.service.pool, function, *given)
-
-
 async def read_form(context: RequestContext) -> MultipartForm:
     """Parse the body as a form; a large one in a thread."""
     if len(context.body) <= INLINE_BYTES:
         return parse_form(context.body, context.headers)
-    return await in_thread(context, parse_form, context.body, context.headers)
+    loop, pool = asyncio.get_running_loop(), context.service.pool
+    return await loop.run_in_executor(pool, parse_form, context.body, context.headers)
 
 
 def media_model(engine: TensorEngine | LLMEngine) -> MediaModel:

@@ -196,13 +196,6 @@ class Service:
             raise NotFoundError(f"model {name} has only version {engine.info.version}")
         return engine
 
-    def require_ready(self) -> None:
-        """Raise `NotReadyError` while the server starts or stops."""
-        if self.state != "ready":
-            raise NotReadyError(
-                "the server is starting" if self.state == "starting" else "the server is stopping"
-            )
-
     def drain(self) -> None:
         """Admit no new request; `idle` becomes true when all admitted ones are answered."""
         self.state = "draining"

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from .batching.text_inputs import takes_text
 from .grpc import RpcListener
 from .http.listener import address_of
 from .service import Service
@@ -73,9 +72,7 @@ def startup_line(
     what = [f"tensors at /v2/models/{name}/infer" for name in service.engines][:1]
     if any(engine.info.task == "embedding" for engine in service.engines.values()):
         what.append("embeddings at /v1/embeddings")
-    if any(
-        engine.info.task == "classification" and takes_text(engine) for engine in service.engines.values()
-    ):
+    if any(engine.info.task == "classification" and engine.takes_text for engine in service.engines.values()):
         what.append("labels and scores at /classify, /v1/rerank")
     if service.generators:
         what.append("OpenAI clients at /v1")

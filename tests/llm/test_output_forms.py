@@ -15,8 +15,8 @@ from infer.errors import InputError, UsageError
 from infer.llm.text import forms
 from infer.llm.text.forms import THOUGHTS, Form
 from infer.llm.text.tool_parser import Parsed, ToolDelta, ToolParser, joined
-from infer.llm.text.tools import Tool, constrain, tool_parser
-from tests.support.output_forms import BARE, WRITERS, Calls
+from infer.llm.text.tools import Tool, constrain
+from tests.support.output_forms import BARE, WRITERS, Calls, read_all
 
 SCHEMA = {
     "type": "object",
@@ -108,7 +108,7 @@ def outputs(name: str) -> Iterator[tuple[str, Parsed, Calls]]:
 
 
 def parser(name: str) -> ToolParser:
-    return tool_parser(forms.get(name), TOOLS, separate=thought_of(name))
+    return ToolParser(forms.get(name), TOOLS, separate=thought_of(name))
 
 
 def read(name: str, *pieces: str) -> tuple[str | None, str | None, list[tuple[str, str]]]:
@@ -163,7 +163,7 @@ def test_a_call_that_is_cut_short_is_never_a_whole_one(name: str) -> None:
 def test_thoughts_that_are_not_asked_for_stay_in_the_content(name: str) -> None:
     thought, call = thought_of(name), WRITERS[name]([("now", {})])
     said = f"{thought.start}a {call} b{thought.end}"
-    reader = tool_parser(forms.get(name), TOOLS)
+    reader = ToolParser(forms.get(name), TOOLS)
     parsed = joined([*reader.push(said), *reader.push(call), *reader.finish()])
     assert parsed.reasoning is None
     assert parsed.content is not None
@@ -219,7 +219,7 @@ def test_a_required_call_is_written_in_the_form_of_the_model(name: str, takes: A
     for calls in (full, [("now", {})], [("weather", {"city": "a", "unit": "f"})]):
         text = written(name, calls)
         assert takes(constraint, text), text
-        found = tool_parser(forms.get(name), tools).read_all(text)[1]
+        found = read_all(ToolParser(forms.get(name), tools), text)[1]
         assert [(call.name, json.loads(call.arguments)) for call in found] == calls
     several = forms.get(name).most > 1
     assert takes(constraint, written(name, [("now", {}), ("now", {})])) == several
@@ -247,7 +247,7 @@ def test_strict_holds_in_forms_without_a_mark_before_calls(name: str, takes: Any
     before = "<|channel|>final<|message|>" if name == "harmony" else ""
     for text in ('{"city": "Bern", "name": "Bob"}', "[1] Well, <b> {x}.", "[weather] (sunny)"):
         assert takes(constraint, before + text), text
-        assert not tool_parser(forms.get(name), tools).read_all(before + text)[1]
+        assert not read_all(ToolParser(forms.get(name), tools), before + text)[1]
     good, bad = (written(name, [("weather", {"days": days})]) for days in (2, "two"))
     assert takes(constraint, good)
     assert not takes(constraint, bad)

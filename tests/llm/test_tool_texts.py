@@ -11,7 +11,8 @@ import pytest
 from infer.llm.text import forms
 from infer.llm.text.forms import THOUGHTS, Thought
 from infer.llm.text.tool_parser import ToolCall, ToolParser
-from infer.llm.text.tools import Tool, tool_parser
+from infer.llm.text.tools import Tool
+from tests.support.output_forms import read_all
 
 ANY_TEXT: dict[str, Any] = {"type": "string"}
 SCHEMA = {
@@ -54,15 +55,15 @@ def xml(*values: tuple[str, str], name: str = "write") -> str:
 
 
 def parser(form: str, **thoughts: Thought) -> ToolParser:
-    return tool_parser(forms.get(form), TOOLS, **thoughts)
+    return ToolParser(forms.get(form), TOOLS, **thoughts)
 
 
 def parse(text: str, form: str) -> tuple[str | None, list[ToolCall]]:
-    return parser(form).read_all(text)
+    return read_all(parser(form), text)
 
 
 def plain(text: str, style: str = "hermes", **thoughts: Thought) -> tuple[str | None, list[tuple[str, Any]]]:
-    content, found = parser(style, **thoughts).read_all(text)
+    content, found = read_all(parser(style, **thoughts), text)
     return content, [(call.name, json.loads(call.arguments)) for call in found]
 
 
@@ -225,7 +226,7 @@ def test_the_reason_says_whether_calls_are_complete() -> None:
         (DRAFT, "tool_calls", "length"), (DRAFT[:-25], "stop", "length"), ("No.", "stop", "length"),
     ):  # fmt: skip
         reader = parser("hermes")
-        reader.read_all(text)
+        read_all(reader, text)
         assert (reader.finish_reason("stop"), reader.finish_reason("length")) == (stop, length)
         assert reader.finish_reason(None) is None
 

@@ -12,7 +12,8 @@ import pytest
 from infer.errors import InputError
 from infer.llm.text import forms
 from infer.llm.text.tool_parser import ToolCall, ToolParser
-from infer.llm.text.tools import Tool, check_choice, check_tools, constrain, tool_parser
+from infer.llm.text.tools import Tool, check_choice, check_tools, constrain
+from tests.support.output_forms import read_all
 
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
            "required": ["city"], "additionalProperties": False}  # fmt: skip
@@ -76,7 +77,7 @@ CASES: dict[str, tuple[str, str, str | None, list[tuple[str, Any]]]] = {
 
 
 def reader_of(form: str) -> ToolParser:
-    return tool_parser(forms.get(form), TOOLS)
+    return ToolParser(forms.get(form), TOOLS)
 
 
 def plain(calls: list[ToolCall]) -> list[tuple[str, Any]]:
@@ -86,7 +87,7 @@ def plain(calls: list[ToolCall]) -> list[tuple[str, Any]]:
 @pytest.mark.parametrize("name", CASES)
 def test_tool_calls_and_content_are_parsed_from_a_full_output(name: str) -> None:
     style, text, content, calls = CASES[name]
-    found, read = reader_of(style).read_all(text)
+    found, read = read_all(reader_of(style), text)
     assert plain(read) == calls
     assert found == content
 
@@ -138,10 +139,10 @@ def test_json_that_can_not_be_a_call_is_not_held_back() -> None:
 
 
 def test_ids_differ_and_have_the_length_that_mistrals_templates_want() -> None:
-    _, calls = reader_of("mistral").read_all(CASES["mistral, two"][1])
+    _, calls = read_all(reader_of("mistral"), CASES["mistral, two"][1])
     assert [len(call.id) for call in calls] == [9, 9]
     assert calls[0].id != calls[1].id
-    assert reader_of("hermes").read_all(HERMES)[1][0].id.startswith("call_")
+    assert read_all(reader_of("hermes"), HERMES)[1][0].id.startswith("call_")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,15 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from infer.llm.text.tool_parser import ToolCall, ToolParser, joined
+
 Calls = list[tuple[str, dict[str, Any]]]  # names and arguments
+
+
+def read_all(parser: ToolParser, text: str) -> tuple[str | None, list[ToolCall]]:
+    """Read a whole output: its content (None when nothing is left) and its calls."""
+    parsed = joined((*parser.push(text), *parser.finish()))
+    return parsed.content, parsed.calls
 
 
 def _objects(key: str, calls: Calls, separator: str = ", ") -> str:

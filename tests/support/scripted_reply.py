@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from infer.llm.text.tool_parser import ToolDelta
-from infer.serve.generation.reply import UsageCounter
+from infer.serve.llm.token_stream import UsageCounter
 
 
 class ScriptedReply:

@@ -123,9 +123,16 @@ def decays(path: str, good: int) -> ServedModel:
 
 def fake_llm(path: str, seconds: float = 0.0) -> ServedModel:
     """Return a `FakeLLMPredictor`: "^" in a prompt ends the process, "$" does at its second letter, "~" never gets
-    that.
+    that; the process that compiles the regular expression "dies" ends, and the first one that compiles "dies once".
     """
-    from tests.support.fake_llm import FakeEngine, FakeLLMPredictor
+    from tests.support.fake_llm import FakeEngine, FakeLLMPredictor, check_grammar
+
+    def check(constraint: Any, tried: tuple[int, float] = (0, 0.0)) -> None:
+        died, text = Path(path) / "died", constraint.get("regex")
+        if text == "dies" or (text == "dies once" and not died.exists()):
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        check_grammar(constraint, tried)
 
     class Deadly(FakeEngine):
         def _go_on(self, request: Any, made: int) -> list[Any]:
@@ -137,7 +144,9 @@ def fake_llm(path: str, seconds: float = 0.0) -> ServedModel:
                 time.sleep(1000)
             return super()._go_on(request, made)
 
-    return FakeLLMPredictor(Path(path), engine=Deadly(seconds))
+    made = FakeLLMPredictor(Path(path), engine=Deadly(seconds))
+    made.language_model.check_grammar = check  # type: ignore[union-attr, method-assign]
+    return made
 
 
 def language_model(

@@ -1,14 +1,18 @@
-"""State of a request and of its completions, as scheduler, sampler and engine see it."""
+"""State of a request and of its completions, as scheduler, sampler and engine see it.
+
+A page of the prefix cache is found by a hash of its tokens and of all tokens before it. The chain begins with what the
+pages depend on besides tokens: adapter, salt, and the source of an encoder-decoder.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from .cache.prefix_hash import hash_page, hash_root, source_digest
 from .requests import Request, TokenLogprob
 
 if TYPE_CHECKING:
@@ -45,8 +49,9 @@ class RequestState:
         self.source_rows = source_rows
         self.prompt_length = len(self.prompt)
         self.adapter = 0  # its slot
-        marks = (request.salt, source_digest(request)) if source_rows else (request.salt,)
-        self.root_hash = hash_root(request.adapter or "", *marks)
+        source = _hash_page(request.features or b"", request.prompt).hex() if source_rows else None
+        marks = (request.salt,) if source is None else (request.salt, source)
+        self.root_hash = _hash_root(request.adapter or "", *marks)
         sampling = request.sampling
         self.seed = int.from_bytes(os.urandom(8)) if sampling.seed is None else sampling.seed
         self.sequences: list[Sequence] = []
@@ -76,7 +81,7 @@ class RequestState:
         )
 
     def use_adapter(self, slot: int, key: str) -> None:
-        self.adapter, self.root_hash = slot, hash_root(key, self.request.salt)
+        self.adapter, self.root_hash = slot, _hash_root(key, self.request.salt)
 
     @property
     def needs_prompt_logprobs(self) -> bool:
@@ -154,7 +159,7 @@ class Sequence:
         while len(self.page_hashes) <= block:
             start = len(self.page_hashes) * page
             parent = self.page_hashes[-1] if self.page_hashes else self.state.root_hash
-            self.page_hashes.append(hash_page(parent, self.tokens[start : start + page]))
+            self.page_hashes.append(_hash_page(parent, self.tokens[start : start + page]))
         return self.page_hashes[block]
 
 
@@ -169,3 +174,13 @@ class ScheduledSequence(NamedTuple):
         """True for a decode of the next token, False for a prefill or a recomputation."""
         sequence = self.sequence
         return sequence.num_output_tokens > 0 and sequence.num_computed_tokens + 1 == len(sequence.tokens)
+
+
+def _hash_page(parent: bytes, tokens: Many[int]) -> bytes:
+    """Hash a full page: its tokens and, through `parent`, all tokens before it."""
+    return hashlib.sha256(parent + np.array(tokens, dtype=np.int64).tobytes()).digest()
+
+
+def _hash_root(*marks: str) -> bytes:
+    """Hash adapter and cache salt to the parent hash of a sequence's first page."""
+    return hashlib.sha256("\0".join(f"{len(mark)}:{mark}" for mark in marks).encode()).digest()

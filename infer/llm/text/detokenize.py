@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _REPLACEMENT = "\ufffd"
-_CONTEXT = 4  # tokens of the prompt that decide how the next one is written
+_CONTEXT = (
+    16  # tokens of the prompt that decide how the next one is written: an unfinished run of bytes, for one
+)
 
 
 class Detokenizer(Protocol):
@@ -46,12 +48,10 @@ class DetokenizerFactory:
 
     def start(self, prompt: Sequence[int], *, skip_special: bool = True) -> Detokenizer:
         """Return a detokenizer for the completion of `prompt`."""
-        stream: _ByteLevelDetokenizer | _WindowDetokenizer = (
-            _ByteLevelDetokenizer(self, skip_special)
-            if self.byte_level
-            else _WindowDetokenizer(self, skip_special)
-        )
-        stream.begin(prompt)
+        kind = _ByteLevelDetokenizer if self.byte_level else _WindowDetokenizer
+        stream: Detokenizer = kind(self, skip_special)
+        for token in prompt[-_CONTEXT:]:
+            stream.push(token)
         return stream
 
     def bytes_of(self, token: int) -> bytes:
@@ -71,10 +71,6 @@ class _ByteLevelDetokenizer:
         self._detokenizers = pieces
         self._skipped = pieces.special if skip_special else frozenset()
         self._decoder: Any = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        for token in prompt[-_CONTEXT:]:
-            self.push(token)
 
     def push(self, token: int) -> str:
         return "" if token in self._skipped else self._decoder.decode(self._detokenizers.bytes_of(token))
@@ -97,11 +93,6 @@ class _WindowDetokenizer:
         self._before: list[int] = []
         self._new: list[int] = []
         self._shown = ""  # the text of `_before` alone
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        """Push the end of the prompt: an unfinished run of bytes there continues in the completion."""
-        for token in prompt[-4 * _CONTEXT :]:
-            self.push(token)
 
     def push(self, token: int) -> str:
         name = self._detokenizers.tokenizer.id_to_token(token)

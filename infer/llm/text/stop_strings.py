@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from .detokenize import Detokenizer
 
@@ -29,7 +30,7 @@ class StopStrings:
             end, start, stop = met
             self._held = ""
             return held[: end if self.include else start], stop
-        keep = len(held) - self._may_begin(held)
+        keep = begin_at_end(self.stops, held)
         self._held = held[keep:]
         return held[:keep], None
 
@@ -42,15 +43,22 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-    def _may_begin(self, text: str) -> int:
-        """Return the length of the longest end of `text` that is the beginning of a stop string."""
-        best = 0
-        for stop in self.stops:
-            for size in range(min(len(stop) - 1, len(text)), best, -1):
-                if text.endswith(stop[:size]):
-                    best = size
-                    break
-        return best
+
+def begin_at_end(marks: tuple[str, ...], text: str) -> int:
+    """Return where the longest end of a text begins that is a part of one of the marks from its beginning, not all."""
+    first, longest = _first_characters(marks)
+    for start in range(max(len(text) - longest + 1, 0), len(text)):
+        if text[start] in first:
+            end = text[start:]
+            if any(mark.startswith(end) and mark != end for mark in marks):
+                return start
+    return len(text)
+
+
+@lru_cache(256)
+def _first_characters(marks: tuple[str, ...]) -> tuple[frozenset[str], int]:
+    """Return the characters with which marks begin, and the length of the longest one."""
+    return frozenset(mark[0] for mark in marks), max(map(len, marks), default=1)
 
 
 class TextStream:

@@ -12,7 +12,7 @@ from .chat_template import ChatTemplate
 from .generation_config import GenerationConfig
 from .tokenizer import LLMTokenizer
 from .tool_parser import ToolParser
-from .tools import Tool, tool_parser
+from .tools import Tool
 
 THOUGHT_TOKENS = 16  # of the end of a prompt, enough for the marks of a thought
 
@@ -67,7 +67,7 @@ class TextSide:
         chosen = self.forms
         if not chosen.reads(tools=tools is not None):
             return None
-        return tool_parser(chosen.form, tools, separate=chosen.thought, opened=chosen.opened(prompt_end))
+        return ToolParser(chosen.form, tools, separate=chosen.thought, opened=chosen.opened(prompt_end))
 
     def has_special_marks(self) -> bool:
         """Return True where a mark of the output without tools is a special token, which is to be left in the text."""
@@ -76,11 +76,3 @@ class TextSide:
     @property
     def eos_ids(self) -> tuple[int, ...]:
         return tuple(i for i in self._end_ids or self.config.eos_ids if i < self.vocab_size)
-
-    def translated(
-        self, ids: list[int], src_lang: str | None, tgt_lang: str | None
-    ) -> tuple[list[int], int | None]:
-        """Return a source in the language named, and the token that the decoder is made to begin with, or None."""
-        if src_lang is None and tgt_lang is None:
-            return ids, None
-        return self.text.translated(ids, src_lang, tgt_lang)

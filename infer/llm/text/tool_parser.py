@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 
 import msgspec
 
-from .calls import Attempt, Begun, Message, Refused, Schemas, Whole
+from .calls import Attempt, Begun, Message, Refused, Whole
 from .calls.json_scan import JsonScan
 from .forms import TAGS, Form, Thought
+from .stop_strings import begin_at_end
+from .tools import Tool
 
 BLANKS = " \t\r\n"
-MAX_MARK = 64  # characters
 _FENCE_SO_FAR = re.compile(r"^[ \t]*`+\Z", re.MULTILINE)
 
 
@@ -69,23 +70,24 @@ def joined(deltas: Iterable[ToolDelta]) -> Parsed:
 class ToolParser:
     """State machine over the text of one output.
 
-    `schemas`: the JSON schema of each tool's arguments, by name; None: no tool may be called. `separate`: the marks of
-    thoughts that are returned as reasoning; others stay in the content. `opened`: those of the thought in which the
-    prompt ended. `complete` is False once a call's arguments ended too early or were no JSON.
+    `tools`: those that may be called; None: calls are content. `separate`: the marks of thoughts that are returned as
+    reasoning; others stay in the content. `opened`: those of the thought in which the prompt ended. `complete` is False
+    once a call's arguments ended too early or were no JSON.
     """
 
     def __init__(
         self,
         form: Form,
-        schemas: Schemas | None,
+        tools: Sequence[Tool] | None,
         *,
         separate: Thought | None = None,
         opened: Thought | None = None,
     ) -> None:
-        self.form, self.schemas, self.separate = form, schemas or {}, separate
+        self.form, self.separate = form, separate
+        self.schemas = {tool.name: tool.parameters for tool in tools or ()}
         self.calls, self.complete = 0, True
-        self._marks = marks_of(form, separate, schemas is not None)
-        self._bare = form.bare if schemas is not None else ""
+        self._marks = _marks_of(form, separate, tools is not None)
+        self._bare = form.bare if tools is not None else ""
         self._text = ""  # not yet decided upon
         self._out: list[ToolDelta] = []
         self._ids: set[str] = set()
@@ -111,11 +113,6 @@ class ToolParser:
         self._last = True
         return self.push("")
 
-    def read_all(self, text: str) -> tuple[str | None, list[ToolCall]]:
-        """Split a whole output into content (None when nothing is left) and calls."""
-        parsed = joined((*self.push(text), *self.finish()))
-        return parsed.content, parsed.calls
-
     def finish_reason(self, reason: str | None) -> str | None:
         """Return OpenAI's reason for the end: "tool_calls" in place of "stop", if there are calls to be made."""
         return "tool_calls" if reason == "stop" and self.calls and self.complete else reason
@@ -133,7 +130,7 @@ class ToolParser:
         if self._behind_thought:
             self._text = rest
         inner = rest[1:].lstrip(BLANKS) if rest[:1] == "[" and "[" in self._bare else rest
-        if not self._last and (not inner or self._marks.may_begin(rest)):
+        if not self._last and (not inner or not begin_at_end(self._marks.all, rest)):
             return False
         if (thought := self._marks.thought_at(rest)) is not None:
             return self._meet_thought(thought, len(self._text) - len(rest))
@@ -148,7 +145,7 @@ class ToolParser:
             return False
         for mark in self._marks.within.finditer(self._text):
             kind, start = mark.lastgroup, mark.start()
-            if not self._last and self._marks.may_begin(self._text[start:]):
+            if not self._last and not begin_at_end(self._marks.all, self._text[start:]):
                 break
             if kind == "opening":
                 self._show(len(self._text[:start].rstrip(BLANKS)))
@@ -180,7 +177,7 @@ class ToolParser:
         text = self._text
         fence = _FENCE_SO_FAR.search(text)
         stop = fence.start() if fence and (fence.start() or self._new_line) else len(text)
-        return len(text[: min(stop, self._marks.begin_at_end(text))].rstrip(BLANKS))
+        return len(text[: min(stop, begin_at_end(self._marks.all, text))].rstrip(BLANKS))
 
     def _meet_thought(self, thought: Thought, start: int) -> bool:
         """Enter a thought whose mark is at `start`: reasoning, if nothing but thoughts came before."""
@@ -206,7 +203,7 @@ class ToolParser:
             if thought.start.startswith(self._text) and not self._last:
                 return False
             self._fresh = False
-        for mark in _marks_of(thought).finditer(self._text):
+        for mark in _ends_of(thought).finditer(self._text):
             self._depth += 1 if mark[0] == thought.start else -1
             if not self._depth:
                 if self._separated:
@@ -322,8 +319,7 @@ class ToolParser:
         """Look for another call, or content, after a call."""
         rest = self._text.lstrip(BLANKS + ";,")
         if not rest:
-            self._text = "" if self._last else self._text
-            return False
+            return self._wait_for_mark()
         brackets = ("]",) if self._listed else ()
         for mark in (*self.form.between, *self.form.closing, *brackets):
             if rest.startswith(mark):
@@ -400,7 +396,7 @@ class _Marks:
         thoughts = {thought.start: thought for thought in TAGS if tools}
         thoughts |= {} if separate in (None, form.thought) else {separate.start: separate}
         self._thoughts = thoughts
-        self._all = (*opening, *form.markup, *(form.closing if tools else ()), *thoughts)
+        self.all = (*opening, *form.markup, *(form.closing if tools else ()), *thoughts)
         groups = {
             "opening": "|".join(map(re.escape, opening)),
             "closing": "|".join(map(re.escape, form.closing if tools else ())),
@@ -410,43 +406,15 @@ class _Marks:
         }
         pattern = "|".join(f"(?P<{name}>{marks})" for name, marks in groups.items() if marks)
         self.within = re.compile(pattern, re.MULTILINE) if pattern else None
-        self._longest = max(map(len, self._all), default=0)
-
-    def may_begin(self, text: str) -> bool:
-        """Return True for a text that is a part of a mark from its beginning, and not all of it."""
-        return len(text) < self._longest and any(mark.startswith(text) and mark != text for mark in self._all)
-
-    def begin_at_end(self, text: str) -> int:
-        return begin_at_end(self._all, text)
 
     def thought_at(self, text: str) -> Thought | None:
         """Return the thought whose mark a text begins with."""
         return next((thought for mark, thought in self._thoughts.items() if text.startswith(mark)), None)
 
 
-@cache
-def marks_of(form: Form, separate: Thought | None, tools: bool) -> _Marks:
-    return _Marks(form, separate, tools)
+_marks_of = cache(_Marks)
 
 
 @cache
-def _marks_of(thought: Thought) -> re.Pattern[str]:
+def _ends_of(thought: Thought) -> re.Pattern[str]:
     return re.compile(f"{re.escape(thought.start)}|{re.escape(thought.end)}")
-
-
-def begin_at_end(marks: tuple[str, ...], text: str) -> int:
-    """Return where the longest end of a text begins that is a part of one of the marks from its beginning."""
-    found = _beginnings(marks).search(text[-MAX_MARK:]) if marks else None
-    return len(text) if found is None else found.start() + max(len(text) - MAX_MARK, 0)
-
-
-@cache
-def _beginnings(marks: tuple[str, ...]) -> re.Pattern[str]:
-    """Return a pattern of every part of the marks from their beginning, at the end of a text."""
-    parts = []
-    for mark in marks:
-        part = ""
-        for character in reversed(mark[:-1]):
-            part = re.escape(character) + (f"(?:{part})?" if part else "")
-        parts.append(part)
-    return re.compile(f"(?:{'|'.join(filter(None, parts))})\\Z")

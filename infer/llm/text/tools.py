@@ -3,7 +3,7 @@
     check_tools(tools) -> list[Tool]                     raises InputError naming what is wrong, at tools[i]…
     check_choice(choice, tools) -> Choice                "none" | "auto" | "required" | a tool's name
     constrain(tools, choice, form) -> dict | None        for `Request.grammar`; None: the model is free
-    tool_parser(form, tools) -> ToolParser, its .push(text) -> [ToolDelta] and, at the end, .finish() -> [ToolDelta]
+    ToolParser(form, tools)                              .push(text) -> [ToolDelta] and, at the end, .finish()
 
 Constrained calls name a tool of the request and carry arguments that are valid under its JSON schema, as far as
 `max_tokens` reaches. Give `Sampling.skip_special_tokens=False` with tools, for some marks are special tokens; the
@@ -19,9 +19,8 @@ from typing import Any, Literal
 import msgspec
 
 from ...errors import InputError
-from .forms import Form, Thought
+from .forms import Form
 from .grammar.grammar_request import FreeText, ToolCallGrammar
-from .tool_parser import ToolParser
 
 Choice = Literal["none", "auto", "required"] | str
 MAX_TOOLS = 128
@@ -112,18 +111,6 @@ def _free_text(form: Form, tools: Sequence[Tool]) -> FreeText:
     names = "|".join(re.escape(tool.name) for tool in tools)
     unmarked = [call.replace("NAMES", names) for call in form.unmarked]
     return FreeText(never=(*map(re.escape, form.opening), *unmarked))
-
-
-def tool_parser(
-    form: Form,
-    tools: Sequence[Tool] | None,
-    *,
-    separate: Thought | None = None,
-    opened: Thought | None = None,
-) -> ToolParser:
-    """Make a parser of one output, whole or streamed; see `ToolParser`."""
-    schemas = None if tools is None else {tool.name: tool.parameters for tool in tools}
-    return ToolParser(form, schemas, separate=separate, opened=opened)
 
 
 def _object(schema: Any, where: str) -> dict[str, Any]:

@@ -170,17 +170,11 @@ def index_page() -> Response:
     )
 
 
-def page_file(name: str) -> Response | None:
-    """Return a file of the page, or None."""
-    if name not in page_files():
-        return None
-    return Response(page_files()[name], media=PAGE_MEDIA[name.rpartition(".")[2]], headers=list(PAGE_HEADERS))
-
-
 async def asset(context: RequestContext) -> Response:
-    if (found := page_file(context.path["file"])) is None:
+    name = context.path["file"]
+    if name not in page_files():
         raise NotFoundError("no such address")
-    return found
+    return Response(page_files()[name], media=PAGE_MEDIA[name.rpartition(".")[2]], headers=list(PAGE_HEADERS))
 
 
 async def models(context: RequestContext) -> Overview:

@@ -1,4 +1,4 @@
-"""Latency models: prediction of batch times from those measured."""
+"""Latency model: prediction of batch times from those measured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ OUTLIER = 3.0  # times longer or shorter than predicted
 MAX_OUTLIERS = 3  # in a row, after which the model starts again from them
 FIXED_SHARE = 0.1  # of a useful batch's time that its fixed part may be
 MARGIN = 2.0  # mean deviations that are added where being late has a cost
-TAIL = 3.0  # margin of waits for first tokens: short prompts overtake, so that few wait much longer than the mean
 
 
 class LatencyModel:
@@ -100,52 +99,3 @@ class LatencyModel:
         """Return the most work of one batch predicted to end within `seconds`, with margin; infinite if unknown."""
         left = seconds / self.caution - self.fixed
         return math.inf if not self.each else left / self.each
-
-
-class ThroughputModel:
-    """Throughput of work that ends at any time: ratio of two running means."""
-
-    def __init__(self) -> None:
-        self._seen, self._work, self._time = 0, 0.0, 0.0
-
-    def observe(self, work: float, seconds: float) -> None:
-        if self._seen > MAX_OUTLIERS:
-            seconds = min(seconds, OUTLIER * OUTLIER * self.seconds(max(work, self._work)))
-        self._seen += 1
-        weight = max(1 / self._seen, 1 / MEMORY)
-        self._work += weight * (work - self._work)
-        self._time += weight * (seconds - self._time)
-
-    def seconds(self, work: float) -> float:
-        """Predict the seconds of this work; 0 before the first observation."""
-        return work * self._time / self._work if self._work else 0.0
-
-
-class WaitErrorModel:
-    """Prediction error of queue wait: proportional to the wait, or a + b·wait by least squares if that is less.
-
-    Much of the error of a short wait is the step that was running. A predicted wait of 0 has no error.
-    """
-
-    def __init__(self) -> None:
-        self._seen = 0
-        self._means = [0.0] * 4  # of predicted wait, error, wait², wait x error
-
-    def observe(self, predicted: float, seconds: float) -> None:
-        """Observe predicted seconds (0: no prediction) and measured seconds."""
-        if predicted <= 0:
-            return
-        self._seen += 1
-        weight, off = max(1 / self._seen, 1 / MEMORY), min(abs(seconds - predicted), OUTLIER * predicted)
-        now = predicted, off, predicted * predicted, predicted * off
-        self._means = [mean + weight * (one - mean) for mean, one in zip(self._means, now, strict=True)]
-
-    def caution(self, predicted: float) -> float:
-        """Return the margin in seconds to add to a predicted wait where being late has a cost."""
-        mean, off, square, product = self._means
-        if not mean:
-            return 0.0
-        share, variance = off / mean, square - mean * mean
-        each = (product - mean * off) / variance if variance > 1e-6 * square else share
-        each = min(max(each, 0.0), share)
-        return TAIL * min(share * predicted, off + each * (predicted - mean))

@@ -157,6 +157,12 @@ class TensorEngine:
         return self._texts
 
     @property
+    def takes_text(self) -> bool:
+        """True if the model has a tokenizer that makes all its inputs."""
+        padding = self.collator.padding
+        return bool(padding) and self.collator.inputs.keys() <= padding.keys()
+
+    @property
     def waiting(self) -> int:
         """Number of requests in the queue."""
         return self.queue.requests

@@ -15,12 +15,6 @@ from .infer_result import InferResult, concatenate_results
 from .tensor_engine import DEFAULT_PRIORITY, TensorEngine
 
 
-def takes_text(engine: TensorEngine) -> bool:
-    """Return True if the model has a tokenizer that makes all its inputs."""
-    padding = engine.collator.padding
-    return bool(padding) and set(engine.collator.inputs) <= set(padding)
-
-
 async def tokenize(engine: TensorEngine, given: Sequence[TextOrPair], *, max_texts: int) -> Arrays:
     """Return `input_ids`, `attention_mask` and `token_type_ids`, as far as the model takes them.
 

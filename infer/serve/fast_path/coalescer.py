@@ -25,6 +25,8 @@ Kind = tuple[TensorEngine, BodyTemplate, float, str]
 class Coalescer:
     """Fast path of one server; see `http_protocol.FastPath`. Runs on the event loop only."""
 
+    start = b"POST /v2/"
+
     def __init__(self, app: App) -> None:
         self._service, self._bodies = app.life.service, app.life.bodies
         self._heads = HeaderCache(app)

@@ -5,15 +5,7 @@ vLLM's, SGLang's, llama.cpp's, Hugging Face's and Ollama's names, and those of O
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any, TypeVar
-
-import msgspec
-
-from ...errors import InputError
-from ..http import json_parse
-
-T = TypeVar("T", bound=msgspec.Struct)
+from typing import Any
 
 IDLE: tuple[Any, ...] = (None, False, 0, "", [], {})  # ask for nothing
 _GROUPS: list[tuple[str, str, tuple[Any, ...]]] = [
@@ -71,29 +63,4 @@ _GROUPS: list[tuple[str, str, tuple[Any, ...]]] = [
     ("Only text is generated", "audio", IDLE),
     ("Only text is generated", "modalities", (*IDLE, ["text"])),
 ]
-_REFUSED = {name: (hint, idle) for hint, names, idle in _GROUPS for name in names.split()}
-
-
-def refuse_fields(given: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raise `InputError` naming the first field that is not `known`, shapes the output, and asks for something."""
-    for name in sorted(given.keys() - known):
-        hint, idle = _REFUSED.get(name, ("", ()))
-        if hint and given[name] not in idle:
-            raise InputError(f"{name} is not offered", where=name, hint=hint)
-
-
-def refuse_unknown(given: object, known: Collection[str], where: str) -> None:
-    """Raise `InputError` for a field of a constraint that is not `known`, whatever its name, and asks for something."""
-    if not isinstance(given, dict):
-        return
-    for name in sorted(given.keys() - known):
-        if given[name] not in IDLE:
-            place = f"{where}.{name[:64]}" if where else name[:64]
-            raise InputError(f"{place} is not offered: expected {', '.join(sorted(known))}", where=place)
-
-
-def read_object(value: object, to: type[T], where: str) -> T:
-    """Convert an object of a request, at `where`, to a struct. Raises `InputError`, also for fields that it lacks."""
-    tag = to.__struct_config__.tag_field
-    refuse_unknown(value, {*to.__struct_encode_fields__, *([tag] if tag else ())}, where)
-    return json_parse.convert(value, to, where=where)
+REFUSED = {name: (hint, idle) for hint, names, idle in _GROUPS for name in names.split()}

@@ -9,27 +9,8 @@ import msgspec
 from ...llm.engine.requests import Output, Request, TokenLogprob
 from ...llm.text.tool_parser import ToolCall, ToolDelta, joined
 from ..llm.llm_engine import LLMEngine
-from ..llm.token_stream import TokenStream
+from ..llm.token_stream import TokenStream, UsageCounter
 from .tools import Tools
-
-
-class UsageCounter:
-    """Token usage of all prompts and completions of one request."""
-
-    def __init__(self, stream: TokenStream) -> None:
-        self._prompts = stream.prompts
-        self.prompt_tokens = sum(len(prompt.request.prompt) for prompt in stream.prompts)
-        self.completion_tokens = self.reasoning_tokens = 0
-        self.reasons = False  # completions may hold thoughts
-
-    def add(self, output: Output, *, reasoning: int = 0) -> None:
-        """Count the tokens of an output, `reasoning` of which belong to a thought."""
-        self.completion_tokens += len(output.token_ids)
-        self.reasoning_tokens += reasoning
-
-    @property
-    def cached_tokens(self) -> int:
-        return sum([prompt.cached_tokens for prompt in self._prompts])
 
 
 class Message(msgspec.Struct, kw_only=True):

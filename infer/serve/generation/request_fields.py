@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+from ...errors import InputError
 from ...llm.engine.sampling.sampling_options import OPTIONS, bounds, check_range
 from ..http import json_parse
 from ..http.json_parse import require_json
 from ..http.request_context import RequestContext
-from .refused_fields import refuse_fields, refuse_unknown
+from .refused_fields import IDLE, REFUSED
 
 T = TypeVar("T", bound=msgspec.Struct)
 Stop = Annotated[str, Meta(max_length=1024)]
@@ -94,3 +96,28 @@ def options_of(kind: type[msgspec.Struct]) -> dict[str, str]:
 @cache
 def _fields(kind: type[msgspec.Struct]) -> frozenset[str]:
     return frozenset(kind.__struct_encode_fields__)
+
+
+def refuse_fields(given: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raise `InputError` naming the first field that is not `known`, shapes the output, and asks for something."""
+    for name in sorted(given.keys() - known):
+        hint, idle = REFUSED.get(name, ("", ()))
+        if hint and given[name] not in idle:
+            raise InputError(f"{name} is not offered", where=name, hint=hint)
+
+
+def refuse_unknown(given: object, known: Collection[str], where: str) -> None:
+    """Raise `InputError` for a field of a constraint that is not `known`, whatever its name, and asks for something."""
+    if not isinstance(given, dict):
+        return
+    for name in sorted(given.keys() - known):
+        if given[name] not in IDLE:
+            place = f"{where}.{name[:64]}" if where else name[:64]
+            raise InputError(f"{place} is not offered: expected {', '.join(sorted(known))}", where=place)
+
+
+def read_object(value: object, to: type[T], where: str) -> T:
+    """Convert an object of a request, at `where`, to a struct. Raises `InputError`, also for fields that it lacks."""
+    tag = to.__struct_config__.tag_field
+    refuse_unknown(value, {*to.__struct_encode_fields__, *([tag] if tag else ())}, where)
+    return json_parse.convert(value, to, where=where)

@@ -44,7 +44,9 @@ class RefusedError(Exception):
 
 
 class FastPath(Protocol):
-    """Handler of some requests without parser and ASGI. Requests that it does not take are parsed."""
+    """Handler of some requests without parser and ASGI, whose heads begin with `start`; others are parsed."""
+
+    start: bytes
 
     def learn(self, connection: HttpProtocol, head: bytes, length: int) -> None:
         """Learn the head of a well-formed keep-alive request whose body has `length` bytes.
@@ -63,9 +65,9 @@ class HttpProtocol(HttpToolsProtocol):
     """One connection. Pipelined requests are held back unparsed until the one before is answered.
 
     `fast`: fast path, None for none; `hosts`: accepted Host headers, None for any; `_body`: rest of the current body,
-    None in a head; `_head`: bytes of the head so far; `_whole`: head being parsed, if it arrived in one piece; `_held`:
-    bytes received after a request that is not answered yet; `_idle_since`: loop time since which the connection is
-    idle, infinite while it is not.
+    None in a head; `_head`: bytes of the head so far; `_whole`: head being parsed, if it arrived in one piece and
+    begins as those of the fast path; `_held`: bytes received after a request that is not answered yet; `_idle_since`:
+    loop time since which the connection is idle, infinite while it is not.
     """
 
     limits = ServeLimits()
@@ -209,7 +211,7 @@ class HttpProtocol(HttpToolsProtocol):
             else:
                 end = self._head_scanner.end(data, at)
                 head = data[at:end]
-                if not self._head and head.endswith(HEAD_END):
+                if self._is_fast(head):
                     if fast is not None and (after := fast.take(self, head, data, end)):
                         self._disarm()
                         at = after
@@ -229,6 +231,11 @@ class HttpProtocol(HttpToolsProtocol):
                 if self._head > self.limits.max_header_bytes:
                     self._fail_and_close(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
             at = end
+
+    def _is_fast(self, head: bytes) -> bool:
+        """Return True for a whole head that begins as those of the fast path."""
+        start = b"" if self.fast is None or self._head else self.fast.start
+        return bool(start) and head.startswith(start) and head.endswith(HEAD_END)
 
     def _feed(self, data: bytes) -> None:
         try:
@@ -301,22 +308,6 @@ class HttpProtocol(HttpToolsProtocol):
             self._start_idle()
 
 
-def limited_protocol(
-    limits: ServeLimits,
-    refused: Refused | None = None,
-    hosts: AllowedHosts | None = None,
-    fast: FastPath | None = None,
-) -> type[HttpProtocol]:
-    """Return the connection class with these limits. `refused`: called with the status of each refusal of its own."""
-    own = {
-        "limits": limits,
-        "fast": fast,
-        "hosts": hosts,
-        "refused": staticmethod(refused or HttpProtocol.refused),
-    }
-    return type("LimitedHttpProtocol", (HttpProtocol,), own)
-
-
 def uvicorn_options(
     limits: ServeLimits,
     refused: Refused | None = None,
@@ -324,8 +315,13 @@ def uvicorn_options(
     hosts: AllowedHosts | None = None,
     fast: FastPath | None = None,
 ) -> dict[str, Any]:
-    """Return the keyword arguments of `uvicorn.Config`."""
-    protocol = limited_protocol(limits, refused, hosts, fast)
+    """Return the keyword arguments of `uvicorn.Config`.
+
+    `refused`: called with the status of each refusal of the protocol's own.
+    """
+    own: dict[str, Any] = {"limits": limits, "hosts": hosts, "fast": fast}
+    own["refused"] = staticmethod(refused or HttpProtocol.refused)
+    protocol = type("LimitedHttpProtocol", (HttpProtocol,), own)
 
     def make(**given: Any) -> asyncio.BaseProtocol:
         return protocol(**given) if tls is None else TlsHandshake(protocol(**given), tls)

@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Collection, Iterator, Mapping
 
-from ...errors import InferError
+from ...errors import InferError, NotReadyError
 from ..service import Service
 from .body import BodyMemory, BodyReservation, ClientGoneError
 from .connection import ConnectionHandle
@@ -114,7 +114,8 @@ class RequestLife:
             context.require_key()
         if context.known and context.route.work:
             context.timeout()
-            self.service.require_ready()
+            if (state := self.service.state) != "ready":
+                raise NotReadyError(f"the server is {'starting' if state == 'starting' else 'stopping'}")
 
     def failed(self, context: RequestContext, error: Exception) -> Response:
         """Return the response to an error and keep the error in `context.error`, a cycle that the caller breaks."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from ...errors import OverloadedError
 from ...llm.engine.scheduling.engine_limits import EngineLimits, is_beyond_share
-from ..batching.latency_model import ThroughputModel, WaitErrorModel
+from ..batching.latency_model import MAX_OUTLIERS, MEMORY, OUTLIER
 from ..limits import ServeLimits
 
+TAIL = 3.0  # margin of waits for first tokens: short prompts overtake, so that few wait much longer than the mean
 AGING = EngineLimits().aging  # seconds of waiting that are worth one step of priority
 
 
@@ -71,6 +72,55 @@ class PromptQueue:
             del self._tenants[waiter.tenant]
         self.requests += sign
         self.tokens += sign * waiter.tokens
+
+
+class ThroughputModel:
+    """Throughput of work that ends at any time: ratio of two running means."""
+
+    def __init__(self) -> None:
+        self._seen, self._work, self._time = 0, 0.0, 0.0
+
+    def observe(self, work: float, seconds: float) -> None:
+        if self._seen > MAX_OUTLIERS:
+            seconds = min(seconds, OUTLIER * OUTLIER * self.seconds(max(work, self._work)))
+        self._seen += 1
+        weight = max(1 / self._seen, 1 / MEMORY)
+        self._work += weight * (work - self._work)
+        self._time += weight * (seconds - self._time)
+
+    def seconds(self, work: float) -> float:
+        """Predict the seconds of this work; 0 before the first observation."""
+        return work * self._time / self._work if self._work else 0.0
+
+
+class WaitErrorModel:
+    """Prediction error of queue wait: proportional to the wait, or a + b·wait by least squares if that is less.
+
+    Much of the error of a short wait is the step that was running. A predicted wait of 0 has no error.
+    """
+
+    def __init__(self) -> None:
+        self._seen = 0
+        self._means = [0.0] * 4  # of predicted wait, error, wait², wait x error
+
+    def observe(self, predicted: float, seconds: float) -> None:
+        """Observe predicted seconds (0: no prediction) and measured seconds."""
+        if predicted <= 0:
+            return
+        self._seen += 1
+        weight, off = max(1 / self._seen, 1 / MEMORY), min(abs(seconds - predicted), OUTLIER * predicted)
+        now = predicted, off, predicted * predicted, predicted * off
+        self._means = [mean + weight * (one - mean) for mean, one in zip(self._means, now, strict=True)]
+
+    def caution(self, predicted: float) -> float:
+        """Return the margin in seconds to add to a predicted wait where being late has a cost."""
+        mean, off, square, product = self._means
+        if not mean:
+            return 0.0
+        share, variance = off / mean, square - mean * mean
+        each = (product - mean * off) / variance if variance > 1e-6 * square else share
+        each = min(max(each, 0.0), share)
+        return TAIL * min(share * predicted, off + each * (predicted - mean))
 
 
 class PromptAdmission:

@@ -254,3 +254,22 @@ class TokenStream:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+class UsageCounter:
+    """Token usage of all prompts and completions of one request."""
+
+    def __init__(self, stream: TokenStream) -> None:
+        self._prompts = stream.prompts
+        self.prompt_tokens = sum(len(prompt.request.prompt) for prompt in stream.prompts)
+        self.completion_tokens = self.reasoning_tokens = 0
+        self.reasons = False  # completions may hold thoughts
+
+    def add(self, output: Output, *, reasoning: int = 0) -> None:
+        """Count the tokens of an output, `reasoning` of which belong to a thought."""
+        self.completion_tokens += len(output.token_ids)
+        self.reasoning_tokens += reasoning
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum([prompt.cached_tokens for prompt in self._prompts])

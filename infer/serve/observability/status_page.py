@@ -11,7 +11,6 @@ from ...artifact.model_info import GOLDEN_INPUTS
 from ...spec import TensorSpec
 from ..api.kserve.kserve_tensors import datatype
 from ..batching.tensor_engine import TensorEngine
-from ..batching.text_inputs import takes_text
 from ..llm.llm_engine import LLMEngine
 from ..served_model import ServedModel
 from ..service import Service
@@ -119,7 +118,7 @@ def _served(model: TensorEngine | LLMEngine) -> ModelOverview:
         outputs=[] if text else [_tensor(spec) for spec in info.outputs],
         sizes={} if text else dict(info.sizes),
         max_batch=1 if isinstance(model, LLMEngine) else model.collator.max_batch,
-        tokenizes=isinstance(model, TensorEngine) and takes_text(model),
+        tokenizes=isinstance(model, TensorEngine) and model.takes_text,
         example=info.file(GOLDEN_INPUTS) is not None and not text,
         context=model.context if isinstance(model, LLMEngine) else None,
         files=_files(model),

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from ...errors import InferError, NotReadyError, OverloadedError, WorkerDiedError
@@ -53,7 +54,7 @@ class RemoteEngine:
         self._beat, self._slowest = time.monotonic(), deque[float](maxlen=512)
         self._usual = 0.0  # seconds that the engine may be away between two turns
         self._away, self._turned = 0.0, 0.0  # the longest seen since it turned at `_turned`
-        self._checks: dict[int, tuple[threading.Event, list[ErrorMessage | None]]] = {}
+        self._checks: dict[int, Future[ErrorMessage | None]] = {}  # grammars that the worker compiles
         self._numbers = itertools.count()
         while not isinstance(status := worker.receive(None, worker.watch.idle), EngineStatus):
             pass
@@ -105,31 +106,29 @@ class RemoteEngine:
 
         `tried`: see `CompileGrammar`.
         """
-        for _ in range(2):  # once more where the process dies meanwhile
-            if (found := self._compiled(constraint, tried)) is not None:
-                break
-        else:
-            raise WorkerDiedError("the model's process died twice while it compiled the grammar")
-        if found[0] is not None:
-            raise decode_error(found[0])
+        try:
+            refused = self._compile(constraint, tried)
+        except WorkerDiedError:  # meanwhile
+            refused = self._compile(constraint, tried)
+        if refused is not None:
+            raise decode_error(refused)
 
-    def _compiled(
-        self, constraint: Mapping[str, Any], tried: tuple[int, float]
-    ) -> list[ErrorMessage | None] | None:
-        """Return the worker's reply, or None when it died before it gave one."""
+    def _compile(self, constraint: Mapping[str, Any], tried: tuple[int, float]) -> ErrorMessage | None:
+        """Return the worker's reply; raise `WorkerDiedError` when it died before it gave one."""
         deadline = time.monotonic() + COMPILE_SECONDS
         while not self.ready:
             if self.failure is not None or self.worker.closing or time.monotonic() > deadline:
                 raise NotReadyError("the model's process is being started")
             time.sleep(LOOK_SECONDS)
-        number, done, result = next(self._numbers), threading.Event(), list[ErrorMessage | None]()
-        self._checks[number] = done, result
+        number, reply = next(self._numbers), Future[ErrorMessage | None]()
+        self._checks[number] = reply
         self._send(CompileGrammar(number, dict(constraint), tried))
-        answered = done.wait(COMPILE_SECONDS)
-        self._checks.pop(number, None)
-        if not answered:
-            raise OverloadedError("other grammars are being compiled", where="grammar")
-        return result or None
+        try:
+            return reply.result(COMPILE_SECONDS)
+        except TimeoutError as error:
+            raise OverloadedError("other grammars are being compiled", where="grammar") from error
+        finally:
+            self._checks.pop(number, None)
 
     def close(self) -> None:
         """End the worker, whatever it does; may be called twice."""
@@ -193,11 +192,8 @@ class RemoteEngine:
             refused = error if isinstance(error, InferError) else InferError("the model failed")
             self._table.reject(message.id, refused)
             self._send_next()
-        elif (
-            isinstance(message, GrammarCompiled) and (waiting := self._checks.get(message.number)) is not None
-        ):
-            waiting[1].append(message.error)
-            waiting[0].set()
+        elif isinstance(message, GrammarCompiled) and (reply := self._checks.pop(message.number, None)):
+            reply.set_result(message.error)
 
     def _count(self, beat: float) -> None:
         """Update the usual time between two steps; only steps that ended count.
@@ -225,8 +221,10 @@ class RemoteEngine:
             return
         log.error("the worker of %s died: %s", self.name, error)
         blamed = self._table.on_worker_death()
-        for done, _ in list(self._checks.values()):
-            done.set()
+        for number in list(self._checks):
+            if (reply := self._checks.pop(number, None)) is not None:
+                said = "the model's process died twice while it compiled the grammar"
+                reply.set_exception(WorkerDiedError(said))
         if blamed:
             self.worker.restarts.blame_request(blamed)
         self.worker.restart(lambda: False)

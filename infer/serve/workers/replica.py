@@ -91,7 +91,7 @@ class Replica(SupervisedWorker):
     def not_sent(self) -> MessageNotSentError:
         """End a worker to which `begin` could not send; return the error to raise."""
         with self.channel_lock:
-            return self.not_sent_error()
+            return MessageNotSentError(self.reap())
 
     def poll(self) -> tuple[Arrays, float] | None:
         """Return the result like `finish`, or None while there is none; never blocks or kills the worker.

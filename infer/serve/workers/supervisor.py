@@ -25,7 +25,6 @@ from .messages import (
 )
 from .opening_progress import OpeningWatch
 from .restart_policy import (
-    MessageNotSentError,
     RestartLimitError,
     RestartLimits,
     RestartPolicy,
@@ -131,7 +130,7 @@ class SupervisedWorker:
         try:
             message = self.channel.receive(asked)
         except (ClosedError, msgspec.DecodeError) as error:
-            raise self.lost_error() from error
+            raise WorkerLostError(self.reap()) from error
         self._last_read_at = time.monotonic()
         if message is not None:
             self.last_message_at = self._last_read_at
@@ -158,15 +157,8 @@ class SupervisedWorker:
         if seconds > PAUSE_SECONDS:
             self.last_message_at = min(self.last_message_at + seconds, time.monotonic())
 
-    def lost_error(self) -> WorkerLostError:
-        """Return the error to raise when the channel is closed."""
-        return WorkerLostError(self._reap())
-
-    def not_sent_error(self) -> MessageNotSentError:
-        """Return the error to raise when a message could not be sent."""
-        return MessageNotSentError(self._reap())
-
-    def _reap(self) -> str:
+    def reap(self) -> str:
+        """End the process behind a channel that is closed; return how it ended."""
         if self._process is None:
             return "it is not running"
         code = self._process.wait()

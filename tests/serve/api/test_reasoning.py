@@ -15,8 +15,7 @@ from infer.llm.engine.requests import Output, Request
 from infer.llm.text.chat_messages import read
 from infer.llm.text.chat_template import ChatTemplate
 from infer.llm.text.forms import choose
-from infer.llm.text.tool_parser import joined
-from infer.llm.text.tools import tool_parser
+from infer.llm.text.tool_parser import ToolParser, joined
 from infer.serve.generation.reply import Reply
 from tests.support.fake_llm import TEMPLATE, FakeEngine, FakeLLMPredictor
 from tests.support.fake_predictors import live
@@ -85,7 +84,7 @@ def test_tokens_of_a_draft_are_reasoning_as_far_as_the_thought_reaches() -> None
     thinks = choose("<think>")
     model: Any = SimpleNamespace(
         language_model=SimpleNamespace(
-            parser=lambda end, tools: tool_parser(thinks.form, tools, separate=thinks.thought)
+            parser=lambda end, tools: ToolParser(thinks.form, tools, separate=thinks.thought)
         )
     )
     stream: Any = SimpleNamespace(prompts=[], choices=[None])

@@ -11,7 +11,7 @@ from openai.types.chat import completion_create_params as chat_create_params
 from infer.errors import InputError
 from infer.serve.api.openai.chat_types import ChatRequest
 from infer.serve.api.openai.openai_types import CompletionRequest
-from infer.serve.generation.refused_fields import refuse_fields
+from infer.serve.generation.request_fields import refuse_fields
 
 VLLM = """
     add_generation_prompt add_special_tokens allowed_token_ids bad_words best_of cache_salt chat_template

@@ -17,10 +17,11 @@ import pytest
 
 from infer.errors import InferError, OverloadedError
 from infer.serve.batching.infer_result import PendingResult
-from infer.serve.batching.latency_model import LatencyModel, ThroughputModel, WaitErrorModel
+from infer.serve.batching.latency_model import LatencyModel
 from infer.serve.batching.tensor_engine import TensorEngine
 from infer.serve.http.request_context import RequestContext
 from infer.serve.limits import ServeLimits
+from infer.serve.llm.prompt_queue import ThroughputModel, WaitErrorModel
 from infer.serve.observability.metrics import Metrics
 from tests.support.fake_predictors import Live, double, live
 from tests.support.manual_clock_queue import ManualClockQueue

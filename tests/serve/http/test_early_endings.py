@@ -18,10 +18,9 @@ import httpx
 import pytest
 
 from infer.llm.engine.scheduling.engine_limits import EngineLimits
-from infer.serve.batching.latency_model import WaitErrorModel
 from infer.serve.generation import event_stream
 from infer.serve.limits import ServeLimits
-from infer.serve.llm.prompt_queue import AGING
+from infer.serve.llm.prompt_queue import AGING, WaitErrorModel
 from tests.support.fake_llm import FakeEngine, FakeLLMPredictor
 from tests.support.fake_predictors import live
 

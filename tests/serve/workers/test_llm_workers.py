@@ -89,6 +89,17 @@ def test_engine_rejections_keep_their_message(tmp_path: Path) -> None:
         assert ask(server, "x", structured_outputs={"regex": "a+"}).status_code == 200
 
 
+def test_a_grammar_whose_worker_died_is_compiled_once_more(tmp_path: Path) -> None:
+    with served(tmp_path) as (server, engine):
+        assert ask(server, "x", structured_outputs={"regex": "dies once"}).status_code == 200
+        assert engine.deaths == 1
+        failed = ask(server, "x", structured_outputs={"regex": "dies"})
+        assert failed.json()["error"]["code"] == "worker_died"
+        assert "died twice while it compiled the grammar" in failed.text
+        wait_until(lambda: engine.ready)
+        assert ask(server, "x", structured_outputs={"regex": "a+"}).status_code == 200
+
+
 def test_disconnected_client_is_cancelled_in_the_worker(tmp_path: Path) -> None:
     with served(tmp_path, seconds=0.02) as (server, engine):
         body = {"model": "fake_llm", "prompt": "x", "max_tokens": 60, "stream": True}

@@ -189,23 +189,15 @@ def _json(text: str, key: str, schema: Mapping[str, Any]) -> str:
     own = (
         known.get(key) if isinstance(known, Mapping) and key in known else schema.get("additionalProperties")
     )
-    written, value = text.strip(), load(text)
-    takes = _takes(own, schema)
-    if takes is not None and not any(isinstance(one, str) for one in takes):
-        if written.lower() in ("true", "false") and any(one is True for one in takes):
-            return written.lower()
-        takes = None
-    if takes is not None:  # "null" and members of an enumeration have no other spelling than their own
-        return written if text not in takes and _among(value, written, takes) else quote(text)
-    return quote(text) if value is None and written != "null" else written
-
-
-def _among(value: Any, written: str, takes: list[Any]) -> bool:
-    """Return True for a value that the schema names itself and that is no string."""
-    if value is None:
-        return written == "null" and None in takes
-    named = [one for one in takes if type(one) is type(value) and not isinstance(one, str | bool)]
-    return value in named
+    written, value, takes = text.strip(), load(text), _takes(own, schema) or []
+    is_json = value is not None or written == "null"
+    if any(isinstance(one, str) for one in takes):
+        # "null" and members of an enumeration have no other spelling than their own.
+        kinds = [] if isinstance(value, str | bool) else [one for one in takes if type(one) is type(value)]
+        return written if is_json and value in kinds and text not in takes else quote(text)
+    if written.lower() in ("true", "false") and any(one is True for one in takes):
+        return written.lower()
+    return written if is_json else quote(text)
 
 
 _EXAMPLES: dict[str, Any] = {"string": "", "boolean": True, "null": None}

@@ -11,6 +11,7 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from importlib.util import find_spec
 from typing import Any
 from weakref import WeakValueDictionary
@@ -175,26 +176,22 @@ class GrammarCache:
         places = self._compiling_long if tried > self.limits.long_seconds else self._compiling
         if not places.acquire(timeout=self.limits.compile_seconds):
             raise OverloadedError("other grammars are being compiled", where="grammar")
-        result: list[Any] = []
+        compiled = Future[Any]()
 
         def work() -> None:
             try:
-                result.append(self._compiler.compile(kind, value))
-            except Exception as error:  # noqa: BLE001 - handed to the caller
-                result.append(error)
+                compiled.set_result(self._compiler.compile(kind, value))
+            except Exception as error:  # noqa: BLE001 - raised to the caller
+                compiled.set_exception(error)
             finally:
                 places.release()
 
-        thread = threading.Thread(target=work, name="grammar", daemon=True)
-        thread.start()
-        thread.join(self.limits.compile_seconds)
-        if not result:
-            raise InputError(
-                f"the grammar takes longer than {self.limits.compile_seconds:g} s to compile", where=kind
-            )
-        if isinstance(result[0], Exception):
-            raise result[0]
-        return result[0]
+        threading.Thread(target=work, name="grammar", daemon=True).start()
+        try:
+            return compiled.result(self.limits.compile_seconds)
+        except TimeoutError as error:
+            seconds = self.limits.compile_seconds
+            raise InputError(f"the grammar takes longer than {seconds:g} s to compile", where=kind) from error
 
 
 def _bytes(grammars: Mapping[str, _Compiled]) -> int:

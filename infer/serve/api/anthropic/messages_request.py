@@ -7,7 +7,7 @@ from typing import Any
 
 from ....errors import InputError
 from ...generation.conversation import Conversation, effort_options, thinking_options
-from ...generation.refused_fields import read_object
+from ...generation.request_fields import read_object
 from ...generation.tools import function_tool
 from ...http.routing import new_id
 from ...llm.llm_engine import LLMEngine

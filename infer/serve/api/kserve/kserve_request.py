@@ -175,7 +175,7 @@ def _timeout_and_priority(context: RequestContext, request: InferRequest) -> tup
 
 
 def _is_text(request: InferRequest, engine: TensorEngine) -> bool:
-    return text_inputs.takes_text(engine) and any(given.name == TEXT for given in request.inputs)
+    return engine.takes_text and any(given.name == TEXT for given in request.inputs)
 
 
 def _sequence(parameters: Parameters) -> SequenceCall | None:

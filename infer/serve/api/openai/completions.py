@@ -7,19 +7,19 @@ from typing import Any
 
 from ....errors import InputError
 from ....llm.engine.requests import Output, Request, TokenLogprob
-from ....llm.engine.sampling.sampling_options import Sampling
-from ...generation.engine_request import compile_grammar, max_new_tokens, open_stream
+from ...generation.engine_request import compile_grammar, complete_sampling, max_new_tokens, open_stream
 from ...generation.event_stream import encode, respond
-from ...generation.reply import UsageCounter
 from ...generation.request_fields import read_request
 from ...http.request_context import RequestContext
 from ...llm.llm_engine import LLMEngine
-from ...llm.token_stream import TokenStream
+from ...llm.token_stream import TokenStream, UsageCounter
 from ...model_lookup import find_llm
 from . import openai_logprobs, openai_request
 from .openai_logprobs import CompletionLogprobs
 from .openai_response import ChunkedReply, ResponseHead, response_head
 from .openai_types import Completion, CompletionChoice, CompletionRequest
+
+DEFAULT_TOKENS = 16  # as OpenAI has it
 
 
 async def completions(context: RequestContext) -> Any:
@@ -33,17 +33,21 @@ async def completions(context: RequestContext) -> Any:
     prompts = await openai_request.encode_prompts(model, request.prompt, special)
     grammar, constrained_by = openai_request.grammar(request)
     head = response_head(model, request, "cmpl-", "text_completion")
+    named = request.src_lang, request.tgt_lang
     requests = [
         Request(
             id=f"{head.id}-{index}",
             prompt=prompt,
             forced_bos_token_id=forced,
-            sampling=_sampling(request, model, prompt),
+            sampling=complete_sampling(model, completion_options(request, model, prompt)),
             priority=request.priority or 0,
             grammar=grammar,
             adapter=context.adapter,
         )
-        for index, (prompt, forced) in enumerate(openai_request.translated(model, request, prompts))
+        for index, (prompt, forced) in enumerate(
+            (prompt, None) if named == (None, None) else model.text.translated(prompt, *named)
+            for prompt in prompts
+        )
     ]
     await compile_grammar(context, model, grammar, constrained_by)
     texts = await model.tokenizers.decode([(r.prompt, True) for r in requests]) if request.echo else []
@@ -61,11 +65,14 @@ def _refuse_completion(request: CompletionRequest) -> None:
         raise InputError("best_of is not offered beyond n", where="best_of")
 
 
-def _sampling(request: CompletionRequest, model: LLMEngine, prompt: Sequence[int]) -> Sampling:
-    most = max_new_tokens(model, prompt, request.max_tokens, openai_request.DEFAULT_TOKENS)
-    return openai_request.sampling(
-        request, model, most, request.logprobs, request.logprobs if request.echo else None
-    )
+def completion_options(request: CompletionRequest, model: LLMEngine, prompt: Sequence[int]) -> dict[str, Any]:
+    """Return the options of `Sampling` for one prompt, None where the request leaves one to the model."""
+    return {
+        **openai_request.sampling_options(request),
+        "max_tokens": max_new_tokens(model, prompt, request.max_tokens, DEFAULT_TOKENS),
+        "logprobs": request.logprobs,
+        "prompt_logprobs": request.logprobs if request.echo else None,
+    }
 
 
 class CompletionResponse(ChunkedReply):
@@ -80,8 +87,7 @@ class CompletionResponse(ChunkedReply):
         echoed: Mapping[str, str],
     ) -> None:
         super().__init__(head, request, UsageCounter(stream), len(stream.choices))
-        self.wants_logprobs, self.echoed = request.logprobs is not None, echoed
-        self.owner = [prompt.request for prompt in stream.choices]
+        self.echoed, self.owner = echoed, [prompt.request for prompt in stream.choices]
         self.lists = [
             openai_logprobs.CompletionLogprobsBuilder(
                 model.text,
@@ -89,7 +95,7 @@ class CompletionResponse(ChunkedReply):
                 echoed.get(owner.id, ""),
                 skip_special=owner.sampling.skip_special_tokens,
             )
-            for owner in self.owner
+            for owner in (self.owner if request.logprobs is not None else ())
         ]
         self._echoes: dict[str, list[tuple[int, TokenLogprob | None]]] = {}
 
@@ -132,6 +138,6 @@ class CompletionResponse(ChunkedReply):
     def _logprobs(
         self, index: int, key: str, new: Sequence[TokenLogprob], *, first: bool
     ) -> CompletionLogprobs | None:
-        if not self.wants_logprobs:
+        if not self.lists:
             return None
         return self.lists[index].of(self._echoes.get(key, ()) if first else (), new)

@@ -7,19 +7,13 @@ from typing import Any
 
 from ....errors import InputError
 from ....llm.engine.sampling.sampling_options import Sampling
-from ...generation.engine_request import check_size, complete_sampling
+from ...generation.engine_request import check_size
 from ...generation.request_fields import options_of
 from ...http import json_parse
 from ...llm.llm_engine import LLMEngine
-from .openai_types import (
-    CommonFields,
-    CompletionRequest,
-    ResponseFormat,
-    StructuredOutputs,
-)
+from .openai_types import CommonFields, ResponseFormat, StructuredOutputs
 
 MAX_BIAS, MAX_PROMPTS = 1024, 1024
-DEFAULT_TOKENS = 16  # of /v1/completions, as OpenAI has it
 
 
 def texts_or_ids(given: str | list[Any], where: str) -> list[Any]:
@@ -60,31 +54,6 @@ def check_ids(generator: LLMEngine, row: list[int], where: str) -> list[int]:
     if min(row) < 0 or max(row) >= size:
         raise InputError(f"expected token ids between 0 and {size - 1}", where=where)
     return row
-
-
-def translated(
-    generator: LLMEngine, request: CompletionRequest, prompts: Sequence[list[int]]
-) -> list[tuple[list[int], int | None]]:
-    """Return each prompt in its `src_lang`, and the token of `tgt_lang` with which its completion begins, or None."""
-    named = request.src_lang, request.tgt_lang
-    if named == (None, None):
-        return [(prompt, None) for prompt in prompts]
-    return [generator.language_model.translated(prompt, *named) for prompt in prompts]
-
-
-def sampling(
-    request: CommonFields,
-    generator: LLMEngine,
-    max_tokens: int,
-    logprobs: int | None,
-    prompt_logprobs: int | None,
-) -> Sampling:
-    """Return the sampling parameters, defaults from the model's generation config.
-
-    Raises `InputError` naming a field out of its range.
-    """
-    counts = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
-    return complete_sampling(generator, sampling_options(request) | counts)
 
 
 def sampling_options(request: CommonFields) -> dict[str, Any]:

@@ -9,9 +9,9 @@ import msgspec
 
 from ....errors import InferError
 from ...generation.event_stream import PING, encode
-from ...generation.reply import UsageCounter
 from ...http.routing import new_id
 from ...llm.llm_engine import LLMEngine
+from ...llm.token_stream import UsageCounter
 from .openai_errors import ERROR_FORMAT
 from .openai_types import CommonFields, CompletionDetails, PromptDetails, Usage
 

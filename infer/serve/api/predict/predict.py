@@ -25,7 +25,6 @@ from ...model_lookup import find_tensor_model
 from ...task_call import TaskCall, refuse_uncut
 from . import file_predictions, image_texts
 from .file_predictions import ACTIVATIONS, FilePredictions
-from .predict_parameters import check_parameters
 from .predict_types import (
     Classification,
     Classified,
@@ -35,6 +34,7 @@ from .predict_types import (
     PredictParameters,
     PredictRequest,
     Question,
+    check_parameters,
 )
 
 SPANS = ("token-classification", "question-answering", "fill-mask")
