@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,12 @@ from torch import nn
 from ...errors import UsageError
 from ...plan import Plan
 from ...spec import Finding
-from ...weights import Checkpoint, finite, num_bytes
-from ..checkpoint.checkpoint_names import fit_names
+from ...weights import Checkpoint, finite
 from ..checkpoint.weight_files import open_weights
 from ..hf_preprocessor import preprocessing_finding
 from ..identification.source_names import LIBRARY_NAME
 from ..loaded_model import LoadedModel
-from ..sources.state_dict_source import describe, open_weights_only
+from ..sources.state_dict_source import fit_checkpoint, open_weights_only
 from ..weight_loading.meta_model import build_on_meta
 from .library_model import LibraryImageModel, LibraryModel, classes_in, input_size
 from .timm_models import timm_folder, timm_model
@@ -80,41 +79,35 @@ def _with_weights(
     where, key, notes = stored
     module, _ = build_on_meta(lambda: model.build(model.num_classes), model.text)
     classes = classes_in(module, checkpoint, model, key)
-    if classes != model.num_classes:
-        module, _ = build_on_meta(lambda: model.build(classes), model.text)
-    held = list(checkpoint)
-    unread = [f"{part}*" for part in model.training_only if any(name.startswith(part) for name in held)]
-    fit, said = fit_names(module, checkpoint, where, key=key, ignore=(*plan.ignore_keys, *unread))
-    used = num_bytes(checkpoint, set(fit.found.values()))
-    findings = [Finding("load", "checkpoint", text) for text in (*notes, *said)]
-    findings.append(Finding("load", "weights", used / 1e6, "MB", describe(checkpoint)))
-    missing = fit.missing  # counters of training steps alone: fit_names has refused the rest
-
-    def rebuild() -> nn.Module:
-        made, _ = build_on_meta(lambda: model.build(classes), model.text)
-        return _zeroed(LibraryImageModel(made), missing).eval()
-
-    loaded = _loaded(plan, model, rebuild, classes)
+    unread = [f"{part}*" for part in model.training_only if any(name.startswith(part) for name in checkpoint)]
+    fitted = fit_checkpoint(
+        *(lambda: model.build(classes), model.text, checkpoint, where),
+        key=key,
+        ignore=(*plan.ignore_keys, *unread),
+        notes=notes,
+    )
+    loaded = _loaded(plan, model, LibraryImageModel(fitted.module).eval(), classes)
     return replace(
         loaded,
+        rebuild=lambda: LibraryImageModel(fitted.rebuild()).eval(),
         checkpoint=finite(checkpoint, where),
-        weight_bytes=used,
-        renames={f"model.{name}": source for name, source in fit.found.items()},
-        findings=(*findings, *loaded.findings),
+        weight_bytes=fitted.num_bytes,
+        renames={f"model.{name}": source for name, source in fitted.names.items()},
+        findings=(*fitted.findings, *loaded.findings),
     )
 
 
 def _random(plan: Plan, model: LibraryModel) -> LoadedModel:
-    def rebuild() -> nn.Module:
+    def build() -> nn.Module:
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(plan.seed)
             return LibraryImageModel(model.build(model.num_classes)).eval()
 
-    loaded = _loaded(plan, model, rebuild, model.num_classes).limited(RANDOM_NOTE)
+    loaded = replace(_loaded(plan, model, build(), model.num_classes), rebuild=build).limited(RANDOM_NOTE)
     return loaded.saying(Finding("load", "weights", RANDOM, why=f"--weights random; seed {plan.seed}"))
 
 
-def _loaded(plan: Plan, model: LibraryModel, rebuild: Callable[[], nn.Module], classes: int) -> LoadedModel:
+def _loaded(plan: Plan, model: LibraryModel, module: nn.Module, classes: int) -> LoadedModel:
     spec = input_size(plan, model)
     preprocessor, why = model.preprocess((spec.shape[2], spec.shape[3]))
     labels, whose = model.labels(classes) if classes else ([], "")
@@ -132,8 +125,7 @@ def _loaded(plan: Plan, model: LibraryModel, rebuild: Callable[[], nn.Module], c
     }
     return LoadedModel(
         kind="library",
-        module=rebuild(),
-        rebuild=rebuild,
+        module=module,
         checkpoint=None,
         inputs=(spec,),
         outputs=("logits",) if classes else ("embedding",),
@@ -142,11 +134,3 @@ def _loaded(plan: Plan, model: LibraryModel, rebuild: Callable[[], nn.Module], c
         preprocessor=preprocessor,
         findings=tuple(findings),
     )
-
-
-def _zeroed(module: nn.Module, names: list[str]) -> nn.Module:
-    """Set batch-norm counters that the checkpoint lacks to 0, in place."""
-    for name in names:
-        owner, _, own = f"model.{name}".rpartition(".")
-        module.get_submodule(owner)._buffers[own] = torch.zeros((), dtype=torch.int64)
-    return module

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -27,8 +29,53 @@ from .user_module import UserModule
 SAVE_WEIGHTS = "Take the safetensors of this model, or save it once with model.save_pretrained(folder)"
 
 
+@dataclass(frozen=True)
+class FittedModel:
+    """A model on the meta device all of whose tensors a checkpoint has, but counters that only training reads.
+
+    `names`: those of its tensors, and theirs in the checkpoint; `num_bytes`: of the tensors that it takes.
+    """
+
+    module: nn.Module
+    rebuild: Callable[[], nn.Module]
+    names: dict[str, str]
+    num_bytes: int
+    findings: tuple[Finding, ...]
+
+
+def fit_checkpoint(
+    build: Callable[[], nn.Module],
+    text: str,
+    checkpoint: Checkpoint,
+    where: str,
+    *,
+    key: str,
+    ignore: Iterable[str],
+    notes: Iterable[str],
+) -> FittedModel:
+    """Build a model, which `text` names, and check every name and shape against the checkpoint (`fit_names`).
+
+    `notes`: what was done to open the checkpoint.
+    """
+    module, findings = build_on_meta(build, text)
+    fit, renamed = fit_names(module, checkpoint, where, key=key, ignore=ignore)
+    counters = missing_batch_counters(fit)
+    findings += [Finding("load", "checkpoint", note) for note in (*notes, *renamed)]
+    used = num_bytes(checkpoint, set(fit.found.values()))
+    findings.append(Finding("load", "weights", used / 1e6, "MB", describe(checkpoint)))
+
+    def rebuild() -> nn.Module:
+        made, _ = build_on_meta(lambda: separate(build(), module), text)
+        return _with_zero(made, counters)
+
+    return FittedModel(_with_zero(module, counters), rebuild, fit.found, used, tuple(findings))
+
+
 def load_state_dict(plan: Plan, kind: str) -> tuple[LoadedModel, UserModule]:
-    """Build `plan.model` on meta and check every name and shape against the checkpoint; no samples yet."""
+    """Build `plan.model` on meta and match it with the checkpoint, which is read before the user's file is run.
+
+    Raises `UsageError` without --model.
+    """
     path = Path(plan.source)
     checkpoint, notes, key = open_checkpoint(path, kind, plan.key or "")
     if plan.model is None:
@@ -38,27 +85,23 @@ def load_state_dict(plan: Plan, kind: str) -> tuple[LoadedModel, UserModule]:
             hint=_missing_model(path),
         )
     user_module = UserModule(plan.model)
-    module, findings = build_on_meta(user_module.build, user_module.text)
-    fit, renamed = fit_names(module, checkpoint, str(path), key=key, ignore=plan.ignore_keys)
-    findings += [Finding("load", "checkpoint", text) for text in (*notes, *renamed)]
-    used = num_bytes(checkpoint, set(fit.found.values()))
-    findings.append(Finding("load", "weights", used / 1e6, "MB", describe(checkpoint)))
-
-    def rebuild() -> nn.Module:
-        made, _ = build_on_meta(lambda: separate(user_module.build(), module), user_module.text)
-        return _with_zero(made, missing_batch_counters(fit))
-
+    fitted = fit_checkpoint(
+        *(user_module.build, user_module.text, checkpoint, str(path)),
+        key=key,
+        ignore=plan.ignore_keys,
+        notes=notes,
+    )
     loaded = LoadedModel(
         kind="safetensors" if kind == "safetensors" else "state-dict",
-        module=_with_zero(module, missing_batch_counters(fit)),
+        module=fitted.module,
         checkpoint=finite(checkpoint, str(path)),
         inputs=user_module.inputs,
         outputs=user_module.outputs,
         task=user_module.task,
-        renames=fit.renames,
-        weight_bytes=used,
-        findings=tuple(findings),
-        rebuild=rebuild,
+        renames=fitted.names,
+        weight_bytes=fitted.num_bytes,
+        findings=fitted.findings,
+        rebuild=fitted.rebuild,
     )
     return loaded, user_module
 
