@@ -21,10 +21,9 @@ from ..checkpoint.transformers_key_mapping import convert_names
 from ..checkpoint.weight_files import open_weights
 from ..loaded_model import LoadedModel
 from ..model_metadata import metadata, unused_generation_settings
-from ..model_patches.base_encoder_decoders import without_logits_bias
+from ..model_patches.computed_tensors import compute_unsaved
 from ..model_patches.dynamic_rope import FixedFrequencies, fix_frequencies
 from ..model_patches.moe_layers import checkpoint_names, split_experts
-from ..model_patches.sinusoidal_positions import compute_position_tables
 from ..quantized_weights.methods import open_quantized
 from ..sentence_transformers.sentence_folder import read_sentence_folder
 from ..weight_loading.meta_model import CheckpointMatch, build_on_meta, match_checkpoint
@@ -54,11 +53,9 @@ def load_huggingface(plan: Plan, weights: Checkpoint | None = None, where: str =
         made, found = build_on_meta(
             lambda: heads.build(described.model_class, described.settings), described.name
         )
-        if described.name.endswith("Model"):
-            made = without_logits_bias(made)
         if plan.task == HIDDEN_STATES:
             found += heads.without_pooler(made, checkpoint)
-        return compute_position_tables(made, list(checkpoint)), found, fix_frequencies(made)
+        return compute_unsaved(made, checkpoint), found, fix_frequencies(made)
 
     model, findings, fixed = build()
     if fixed is not None:
