@@ -14,7 +14,7 @@ from torch import nn
 from ...errors import UsageError
 from ...plan import Plan
 from ...spec import Finding
-from ...weights import Checkpoint, finite
+from ...weights import Checkpoint
 from ..checkpoint.weight_files import open_weights
 from ..hf_preprocessor import preprocessing_finding
 from ..identification.source_names import LIBRARY_NAME
@@ -85,36 +85,36 @@ def _with_weights(
         key=key,
         ignore=(*plan.ignore_keys, *unread),
         notes=notes,
+        wrap=_wrapped,
+        prefix="model.",
     )
-    loaded = _loaded(plan, model, LibraryImageModel(fitted.module).eval(), classes)
-    return replace(
-        loaded,
-        rebuild=lambda: LibraryImageModel(fitted.rebuild()).eval(),
-        checkpoint=finite(checkpoint, where),
-        weight_bytes=fitted.num_bytes,
-        renames={f"model.{name}": source for name, source in fitted.names.items()},
-        findings=(*fitted.findings, *loaded.findings),
-    )
+    return _described(plan, model, fitted, classes)
 
 
 def _random(plan: Plan, model: LibraryModel) -> LoadedModel:
     def build() -> nn.Module:
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(plan.seed)
-            return LibraryImageModel(model.build(model.num_classes)).eval()
+            return _wrapped(model.build(model.num_classes))
 
-    loaded = replace(_loaded(plan, model, build(), model.num_classes), rebuild=build).limited(RANDOM_NOTE)
-    return loaded.saying(Finding("load", "weights", RANDOM, why=f"--weights random; seed {plan.seed}"))
+    why = f"--weights random; seed {plan.seed}"
+    loaded = LoadedModel("library", build(), None, (), rebuild=build, limitations=(RANDOM_NOTE,))
+    loaded = loaded.saying(Finding("load", "weights", RANDOM, why=why))
+    return _described(plan, model, loaded, model.num_classes)
 
 
-def _loaded(plan: Plan, model: LibraryModel, module: nn.Module, classes: int) -> LoadedModel:
+def _wrapped(module: nn.Module) -> nn.Module:
+    return LibraryImageModel(module).eval()
+
+
+def _described(plan: Plan, model: LibraryModel, loaded: LoadedModel, classes: int) -> LoadedModel:
+    """Return a library's model with its inputs, task and labels."""
     spec = input_size(plan, model)
     preprocessor, why = model.preprocess((spec.shape[2], spec.shape[3]))
     labels, whose = model.labels(classes) if classes else ([], "")
+    gives = f"{classes} classes" if classes else "pooled features"
     findings = [
-        Finding(
-            "load", "library model", model.text, why=f"{classes} classes" if classes else "pooled features"
-        ),
+        Finding("load", "library model", model.text, why=gives),
         preprocessing_finding(preprocessor, why),
     ]
     findings += [Finding("load", "class names", len(labels), why=whose)] if labels else []
@@ -123,14 +123,12 @@ def _loaded(plan: Plan, model: LibraryModel, module: nn.Module, classes: int) ->
         **({"labels": labels} if labels else {}),
         **({"preprocessing": msgspec.to_builtins(preprocessor)} if preprocessor else {}),
     }
-    return LoadedModel(
+    return replace(
+        loaded,
         kind="library",
-        module=module,
-        checkpoint=None,
         inputs=(spec,),
         outputs=("logits",) if classes else ("embedding",),
         task=model.task if classes else "image-embedding",
         meta=meta,
         preprocessor=preprocessor,
-        findings=tuple(findings),
-    )
+    ).saying(*findings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -29,20 +29,6 @@ from .user_module import UserModule
 SAVE_WEIGHTS = "Take the safetensors of this model, or save it once with model.save_pretrained(folder)"
 
 
-@dataclass(frozen=True)
-class FittedModel:
-    """A model on the meta device all of whose tensors a checkpoint has, but counters that only training reads.
-
-    `names`: those of its tensors, and theirs in the checkpoint; `num_bytes`: of the tensors that it takes.
-    """
-
-    module: nn.Module
-    rebuild: Callable[[], nn.Module]
-    names: dict[str, str]
-    num_bytes: int
-    findings: tuple[Finding, ...]
-
-
 def fit_checkpoint(
     build: Callable[[], nn.Module],
     text: str,
@@ -52,10 +38,13 @@ def fit_checkpoint(
     key: str,
     ignore: Iterable[str],
     notes: Iterable[str],
-) -> FittedModel:
-    """Build a model, which `text` names, and check every name and shape against the checkpoint (`fit_names`).
+    wrap: Callable[[nn.Module], nn.Module] = lambda module: module,
+    prefix: str = "",
+) -> LoadedModel:
+    """Build a model, which `text` names, on meta and check every name and shape against the checkpoint (`fit_names`).
 
-    `notes`: what was done to open the checkpoint.
+    `notes`: what was done to open the checkpoint; `wrap` gives the model the form that is called, where its names begin
+    with `prefix`. Inputs, outputs and task are still to be told.
     """
     module, findings = build_on_meta(build, text)
     fit, renamed = fit_names(module, checkpoint, where, key=key, ignore=ignore)
@@ -66,13 +55,22 @@ def fit_checkpoint(
 
     def rebuild() -> nn.Module:
         made, _ = build_on_meta(lambda: separate(build(), module), text)
-        return _with_zero(made, counters)
+        return wrap(_with_zero(made, counters))
 
-    return FittedModel(_with_zero(module, counters), rebuild, fit.found, used, tuple(findings))
+    return LoadedModel(
+        kind="state-dict",
+        module=wrap(_with_zero(module, counters)),
+        checkpoint=finite(checkpoint, where),
+        inputs=(),
+        renames={prefix + name: source for name, source in fit.found.items()},
+        weight_bytes=used,
+        findings=tuple(findings),
+        rebuild=rebuild,
+    )
 
 
 def load_state_dict(plan: Plan, kind: str) -> tuple[LoadedModel, UserModule]:
-    """Build `plan.model` on meta and match it with the checkpoint, which is read before the user's file is run.
+    """Match `plan.model` with the checkpoint, which is read before the user's file is run.
 
     Raises `UsageError` without --model.
     """
@@ -84,26 +82,12 @@ def load_state_dict(plan: Plan, kind: str) -> tuple[LoadedModel, UserModule]:
             where=str(path),
             hint=_missing_model(path),
         )
-    user_module = UserModule(plan.model)
+    user = UserModule(plan.model)
     fitted = fit_checkpoint(
-        *(user_module.build, user_module.text, checkpoint, str(path)),
-        key=key,
-        ignore=plan.ignore_keys,
-        notes=notes,
+        *(user.build, user.text, checkpoint, str(path)), key=key, ignore=plan.ignore_keys, notes=notes
     )
-    loaded = LoadedModel(
-        kind="safetensors" if kind == "safetensors" else "state-dict",
-        module=fitted.module,
-        checkpoint=finite(checkpoint, str(path)),
-        inputs=user_module.inputs,
-        outputs=user_module.outputs,
-        task=user_module.task,
-        renames=fitted.names,
-        weight_bytes=fitted.num_bytes,
-        findings=fitted.findings,
-        rebuild=fitted.rebuild,
-    )
-    return loaded, user_module
+    known = kind if kind == "safetensors" else fitted.kind
+    return replace(fitted, kind=known, inputs=user.inputs, outputs=user.outputs, task=user.task), user
 
 
 def _missing_model(path: Path) -> str:
