@@ -21,7 +21,7 @@ from ..errors import ArtifactError, NotUsableError
 from ..graph.storage import ENCODER, WEIGHTS
 from ..kernels.expert_layers import ExpertLinear
 from ..load.model_patches.moe_layers import split_experts
-from ..load.sources.huggingface_class import read_settings
+from ..load.sources.folder_model import read_settings
 from ..regular_files import read_json
 from ..weights import Checkpoint, StoredCodes, Weight
 from ..weights.safetensors_file import SafetensorsFiles, open_safetensors

@@ -16,7 +16,7 @@ from .. import load as sources
 from ..errors import BusyError, InferError, NotUsableError, unknown
 from ..load.gguf.header import read_gguf_header
 from ..load.gguf.open_gguf import open_gguf
-from ..load.sources.huggingface_class import read_settings
+from ..load.sources.folder_model import read_settings
 from ..plan import Plan
 from ..regular_files import read_json
 from ..spec import Finding

@@ -11,7 +11,7 @@ from pathlib import Path
 from ..artifact import store
 from ..artifact.manifest import Manifest
 from ..errors import NotUsableError, UsageError
-from ..load.sources.huggingface import carried_files
+from ..load.carried_files import files_in
 from ..spec import Finding
 from .artifact_source import is_artifact
 
@@ -52,7 +52,7 @@ def write_onnx_folder(artifact: Path, folder: Path) -> list[Finding]:
     shutil.copytree(artifact / "compiled", folder)
     opens = optimum_class(manifest) if (artifact / "config.json").is_file() else ""
     if opens:
-        for name, path in carried_files(artifact).items():
+        for name, path in files_in(artifact).items():
             shutil.copyfile(path, folder / name)
     size = sum(path.stat().st_size for path in folder.iterdir())
     found = [Finding("export", "ONNX", size / 1e6, "MB", "the graph and weights that ONNX Runtime runs")]

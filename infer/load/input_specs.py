@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Iterable
 
 import torch
@@ -26,6 +25,18 @@ COLOURS, SIDE = 3, 64  # channels and pixels of an image that is tried
 _OPAQUE = (nn.LSTM, nn.GRU, nn.RNN, nn.Transformer)
 
 
+def asked_inputs(plan: Plan) -> dict[str, TensorSpec]:
+    """Return the inputs of `--input` by name; raise `UsageError` for one that is given twice."""
+    asked: dict[str, TensorSpec] = {}
+    for spec in map(TensorSpec.parse, plan.inputs):
+        if spec.name in asked:
+            raise UsageError(
+                f"input {spec.name!r} is given twice", where="--input", hint="Give each input once"
+            )
+        asked[spec.name] = spec
+    return asked
+
+
 def resolve_inputs(
     plan: Plan, known: tuple[TensorSpec, ...], module: nn.Module | None, names: tuple[str, ...] = ()
 ) -> tuple[tuple[TensorSpec, ...], list[Finding]]:
@@ -33,10 +44,7 @@ def resolve_inputs(
 
     `names`: those of the inputs, where `module` does not tell them. Raises `UsageError` where nothing determines them.
     """
-    asked = {spec.name: spec for spec in map(TensorSpec.parse, plan.inputs)}
-    if len(asked) != len(plan.inputs):
-        twice = next(name for name, count in Counter(map(_name_of, plan.inputs)).items() if count > 1)
-        raise UsageError(f"input {twice!r} is given twice", where="--input", hint="Give each input once")
+    asked = asked_inputs(plan)
     if known:
         merged = {spec.name: spec for spec in known} | asked
         return tuple(merged.values()), []
@@ -61,10 +69,6 @@ def _fits(guess: TensorSpec, array: TensorSpec) -> bool:
     """Tell whether an array has the sizes of a guess; its rows are not compared."""
     pairs = zip(guess.shape[1:], array.shape[1:], strict=False)
     return len(guess.shape) == len(array.shape) and all(isinstance(w, str) or w == h for w, h in pairs)
-
-
-def _name_of(text: str) -> str:
-    return TensorSpec.parse(text).name
 
 
 def _arguments(module: nn.Module) -> tuple[tuple[str, ...], tuple[str, ...]]:

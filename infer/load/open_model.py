@@ -25,6 +25,7 @@ from .weight_loading.fill_weights import resolve_strategy
 if TYPE_CHECKING:
     from .samples.fatal_sizes import InputTrials
 
+FOLDERS = ("huggingface", "gguf", "timm", "diffusers")  # a GGUF file stands for one
 HINTS = {
     "module": "Save model.state_dict() and give --model file.py:factory, or pass --trust-code to run it",
     "torchscript": "Save model.state_dict() and give --model file.py:factory, or pass --trust-code to run it",
@@ -107,50 +108,50 @@ def _identify_and_open(plan: Plan, reporter: Reporter | None) -> tuple[Plan, Loa
 
 
 def _open(plan: Plan, identified: Identified) -> tuple[LoadedModel, UserModule | None]:
-    """Open a source by its kind; only what opens that kind is imported."""
-    by_name = identified.kind in STATE_DICTS and is_library_name(plan.model or "")
-    if identified.kind == "library" or by_name:
+    """Open a source by its kind, with the user's file that builds it or tells of it; only what opens it is imported."""
+    kind = identified.kind
+    _refuse_names(plan, identified)
+    by_name = kind in STATE_DICTS and is_library_name(plan.model or "")
+    if kind == "library" or by_name:
         from .model_libraries.open_library import load_library_model
 
         name, weights = (plan.model or "", plan.source) if by_name else (plan.source, plan.weights)
         return load_library_model(plan, name, weights), None
-    if identified.kind == "diffusers" and not plan.ignore_keys:
-        from .diffusers_models.open_part import load_diffusers_part
-
-        return load_diffusers_part(plan), None
-    if identified.kind in STATE_DICTS:
+    if kind in FOLDERS:
+        return _open_folder(plan, kind), None
+    if kind in STATE_DICTS:
         from .sources.state_dict_source import load_state_dict
 
-        return load_state_dict(plan, identified.kind)
-    _refuse_names(plan, identified)
-    if identified.kind in ("huggingface", "gguf", "timm"):
-        return _load_folder(plan, identified.kind), None
-    user_module = UserModule(plan.model) if plan.model else None
-    if identified.kind == "recipe":
+        return load_state_dict(plan, kind)
+    if kind == "recipe":
         from .sources.python_sources import load_user_module
 
-        return load_user_module(plan)
-    if identified.kind == "onnx":
+        user_module = UserModule(plan.source)
+        return load_user_module(user_module), user_module
+    beside = UserModule(plan.model) if plan.model else None
+    return _open_file(plan, kind, beside), beside
+
+
+def _open_file(plan: Plan, kind: str, user_module: UserModule | None) -> LoadedModel:
+    if kind == "onnx":
         from .sources.onnx_file import load_onnx
 
-        return _described(plan, load_onnx(plan)), user_module
-    if identified.kind == "openvino":
+        return _described(plan, load_onnx(plan))
+    if kind == "openvino":
         from .sources.openvino_ir import load_openvino
 
-        return _described(plan, load_openvino(plan)), user_module
-    if identified.kind == "torchscript":
+        return _described(plan, load_openvino(plan))
+    if kind == "torchscript":
         from .sources.torchscript import load_torchscript
 
-        return load_torchscript(plan, user_module), user_module
-    if identified.kind == "exported":
+        return load_torchscript(plan, user_module)
+    if kind == "exported":
         from .sources.exported_program import load_exported
 
-        return load_exported(plan), user_module
-    if identified.kind in ("module", "legacy-module"):
-        from .sources.python_sources import load_pickled
+        return load_exported(plan)
+    from .sources.python_sources import load_pickled
 
-        return load_pickled(plan, user_module), user_module
-    raise UsageError(f"can't open a source of kind {identified.kind!r}", where=plan.source)
+    return load_pickled(plan, user_module)
 
 
 def _described(plan: Plan, loaded: LoadedModel) -> LoadedModel:
@@ -163,10 +164,14 @@ def _described(plan: Plan, loaded: LoadedModel) -> LoadedModel:
     return described(plan, loaded, folder)
 
 
-def _load_folder(plan: Plan, kind: str) -> LoadedModel:
+def _open_folder(plan: Plan, kind: str) -> LoadedModel:
     """Open a folder that describes its model; a GGUF file through the one that stands for it, which lives as long as
     the result.
     """
+    if kind == "diffusers":
+        from .diffusers_models.open_part import load_diffusers_part
+
+        return load_diffusers_part(plan)
     if kind == "timm":
         from .model_libraries.open_library import load_timm_folder
 
@@ -191,7 +196,9 @@ def _load_folder(plan: Plan, kind: str) -> LoadedModel:
 
 def _refuse_names(plan: Plan, identified: Identified) -> None:
     """Raise `UsageError` for an option about a checkpoint's names where the source has none to choose from."""
-    takes_key = identified.kind in ("module", "legacy-module", "huggingface")
+    if identified.kind in (*STATE_DICTS, "library"):
+        return
+    takes_key = identified.kind in ("module", "legacy-module", "huggingface", "diffusers")
     if plan.ignore_keys or (plan.key and not takes_key):
         raise UsageError(
             f"names are chosen in a state dict only, and the source is {identified.says}",

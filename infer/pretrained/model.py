@@ -22,7 +22,7 @@ from ..artifact import store
 from ..artifact.artifact_cache import cached_artifact, digest_of_files
 from ..artifact.manifest import BESIDE, MANIFEST
 from ..errors import InputError, UsageError, unknown
-from ..load.sources.huggingface import CARRIED
+from ..load.carried_files import CARRIED
 from ..plan import Plan
 from ..predict.predictor import Predictor
 from ..run.stages import optimize

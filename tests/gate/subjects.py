@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 ROWS = 256
-SPECIAL = (10, 50)  # rows of a rare kind; even ones, which judge where others calibrate
+SPECIAL = (10, 11, 50, 51)  # rows of a rare kind; one of each pair judges where the other one calibrates
 MAX_BATCH, MAX_LENGTH = 16, 64
 DIGITS = Path(__file__).resolve().parents[2] / "models/digits_samples.npz"
 Tensors = dict[str, Tensor]

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from infer.errors import SourceError, UnsafeSourceError, UsageError
-from infer.load import STRATEGIES, LoadedModel, fill, identify, load
+from infer.load import STRATEGIES, LoadedModel, fill, identify, load, unfilled_copy
 from infer.plan import Plan
 from infer.weights.pickle_scan import INERT_TYPES, InertObject, inert_types_allowed
 from infer.weights.torch_file import load_safely, open_torch
@@ -92,10 +92,10 @@ def opened(path: Path, net: Path, factory: str = "build", **options: Any) -> Loa
 
 
 def assert_is(loaded: LoadedModel, original: nn.Module) -> None:
-    again = loaded.rebuild()
-    fill(loaded, again)
+    again = unfilled_copy(loaded)
+    fill(again)
     with torch.no_grad():
-        for module in (loaded.module, again):
+        for module in (loaded.module, again.module):
             assert torch.equal(module(**loaded.samples), original(**loaded.samples))
 
 

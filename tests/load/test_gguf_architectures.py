@@ -68,6 +68,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "seed_oss": ("seed_oss", HEADS, {}),
     "ernie4_5": ("ernie4_5", HEADS, {"rope.freq_base": 500000.0}),
     "arcee": ("arcee", {}, {}),
+    "llama (biased)": ("llama", {"attention_bias": True, "mlp_bias": True}, {}),
     "nemotron": ("nemotron", HEADS, NORM),
     "olmoe": ("olmoe", EXPERTS, EXPERT_KEYS),
     "lfm2": (

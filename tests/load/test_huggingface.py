@@ -275,9 +275,9 @@ def test_a_config_that_does_not_fit_is_refused(tmp_path: Path, change: dict, err
 def test_without_transformers_the_error_names_the_pip_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import infer.load.sources.huggingface as huggingface
+    import infer.load.sources.folder_model as folder_model
 
     save(llama(), tmp_path)
-    monkeypatch.setattr(huggingface, "find_spec", lambda name: None)
+    monkeypatch.setattr(folder_model, "find_spec", lambda name: None)
     with pytest.raises(NotUsableError, match=r"pip install 'infer-engine\[hf\]'"):
         load(Plan(source=str(tmp_path), data="random"))

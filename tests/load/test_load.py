@@ -486,6 +486,10 @@ def test_an_input_that_the_graph_lacks_is_a_usage_error(tmp_path: Path) -> None:
     save_onnx(tmp_path / "m.onnx")
     with pytest.raises(UsageError, match="the graph has no input 'z' - at --input. Known: x"):
         load(Plan(source=str(tmp_path / "m.onnx"), data="random", inputs=("z=float32[n,3]",)))
+    with pytest.raises(UsageError, match="input 'x' is given twice - at --input"):
+        load(
+            Plan(source=str(tmp_path / "m.onnx"), data="random", inputs=("x=float32[n,3]", "x=float32[4,3]"))
+        )
     loaded = load(Plan(source=str(tmp_path / "m.onnx"), data="random", inputs=("x=float32[4,3]",)))
     assert loaded.inputs[0].shape == (4, 3)
 

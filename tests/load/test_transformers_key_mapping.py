@@ -180,12 +180,3 @@ def test_streamed_experts_read_only_what_a_call_asks_for(tmp_path: Path) -> None
     assert {name.split(".")[5] for name in seen} == {"0", "2"}
     weight = model.state_dict()[GATE_UP]
     torch.testing.assert_close(got, torch.einsum("sk,snk->sn", x, weight[[2, 0, 2]]), rtol=1e-5, atol=1e-5)
-
-
-def test_without_a_mapping_names_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = build("llama")
-    checkpoint = saved(model, tmp_path)
-    monkeypatch.setattr(
-        "infer.load.checkpoint.transformers_key_mapping.find_spec", lambda name: None
-    )  # transformers 4.57
-    assert convert_names(checkpoint, model) is checkpoint

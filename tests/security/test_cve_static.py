@@ -21,14 +21,12 @@ ALLOWED = {
         ("import pickle", "for the name of the exception that torch raises"),
         ("except pickle.UnpicklingError", "torch's weights-only reader refuses with it"),
     ],
-    "infer/load/converted_tokenizer.py": [
-        ("trust_remote_code=False", "said, so that no default can change it")
-    ],
+    "infer/load/carried_files.py": [("trust_remote_code=False", "said, so that no default can change it")],
     "infer/load/hf_preprocessor.py": [("trust_remote_code=False", "said, so that no default can change it")],
-    "infer/load/sources/huggingface_class.py": [
+    "infer/load/sources/folder_model.py": [
         ("trust_remote_code=False", "said, so that no default can change it")
     ],
-    "infer/load/diffusers_models/text_encoder.py": [
+    "infer/load/diffusers_models/open_part.py": [
         ("trust_remote_code=False", "said, so that no default can change it")
     ],
     "infer/pretrained/model.py": [

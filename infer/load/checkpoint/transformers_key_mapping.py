@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -118,15 +117,10 @@ class Converter:
 
 
 def convert_names(checkpoint: Checkpoint, model: nn.Module, where: str = "") -> Checkpoint:
-    """Present a checkpoint by the names of `model`'s state dict; itself where transformers has no mapping.
+    """Present a checkpoint by the names of `model`'s state dict.
 
     Names that no rule maps to a parameter are kept. Raises `SourceError` where a conversion can't take the tensors.
     """
-    if (
-        find_spec("transformers.core_model_loading") is None
-        or find_spec("transformers.conversion_mapping") is None
-    ):
-        return checkpoint  # before version 5 modules have the names of the checkpoint
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import (
         WeightConverter,

@@ -18,13 +18,13 @@ from ...regular_files import read_json
 from ...spec import Finding, TensorSpec
 from ...weights import Checkpoint, finite, num_bytes
 from ..checkpoint.transformers_key_mapping import convert_names
+from ..heads.build import build as build_model
 from ..loaded_model import LoadedModel
 from ..sources.diffusers_pipeline import AUTOENCODER, DENOISERS, OPENED, TEXT_ENCODERS, diffusers_class
 from ..sources.state_dict_source import open_weights_only
 from ..weight_loading.meta_model import build_on_meta, match_checkpoint
 from ..weight_loading.tied_weights import keep_apart
 from .part_inputs import Part, part_of
-from .text_encoder import build_text_encoder, wrap_text_encoder
 
 STEMS = ("diffusion_pytorch_model", "model", "pytorch_model")
 ENDS = (".safetensors.index.json", ".safetensors", ".fp16.safetensors", ".bin")
@@ -54,42 +54,39 @@ def load_diffusers_part(plan: Plan) -> LoadedModel:
     kind = _known_class(folder)
     _check_key(plan, kind)
     config = read_json(folder / "config.json")
-    text = kind in TEXT_ENCODERS
-    _require("transformers" if text else "diffusers", kind)
-    part = None if text else part_of(kind, config, plan.key)
+    _require("transformers" if kind in TEXT_ENCODERS else "diffusers", kind)
+    part = part_of(kind, config, plan.key)
 
     def build() -> nn.Module:
         with quiet():
             made, _ = build_on_meta(lambda: _built(kind, folder, config, plan.key), kind)
         return made
 
-    def wrapped(model: nn.Module) -> nn.Module:
-        return wrap_text_encoder(kind, model)[0] if part is None else PartModule(model, part).eval()
-
     model = build()
-    module, checkpoint = wrapped(model), _reader(folder)
-    if text:
+    module, checkpoint = PartModule(model, part).eval(), _reader(folder)
+    if kind in TEXT_ENCODERS:
         checkpoint = convert_names(checkpoint, model, str(folder))
     fit = match_checkpoint(module, checkpoint, _other_names)
     fit.check(str(folder), strict=False)
     apart = keep_apart(module, model, fit, checkpoint)
-    _, inputs, outputs = wrap_text_encoder(kind, model) if part is None else (None, part.inputs, part.outputs)
-    findings = [Finding("load", "model of diffusers", kind, why=part.remark if part else "")]
-    findings.append(Finding("load", "weights", num_bytes(checkpoint) / 1e6, "MB"))
+    findings = (
+        Finding("load", "model of diffusers", kind, why=part.remark),
+        Finding("load", "weights", num_bytes(checkpoint) / 1e6, "MB"),
+    )
     positions = config.get("max_position_embeddings")
     longest = min(plan.max_length, positions) if isinstance(positions, int) else plan.max_length
     return LoadedModel(
         kind="diffusers",
         module=module,
         checkpoint=finite(checkpoint, str(folder)),
-        inputs=inputs,
-        outputs=outputs,
-        sizes=_sizes(plan, inputs, longest),
+        inputs=part.inputs,
+        outputs=part.outputs,
+        sizes=_sizes(plan, part.inputs, longest),
         renames=fit.renames,
         weight_bytes=num_bytes(checkpoint, set(fit.found.values())),
         meta={"architecture": kind},
-        findings=tuple(findings),
-        rebuild=lambda: apart.untie(wrapped(build())),
+        findings=findings,
+        rebuild=lambda: apart.untie(PartModule(build(), part).eval()),
     )
 
 
@@ -128,7 +125,7 @@ def _require(library: str, kind: str) -> None:
 
 def _built(kind: str, folder: Path, config: dict[str, Any], key: str | None) -> nn.Module:
     if kind in TEXT_ENCODERS:
-        return build_text_encoder(kind, folder)
+        return _text_encoder(kind, folder)
     import diffusers
 
     made: Any = getattr(diffusers, kind).from_config(config)
@@ -138,6 +135,17 @@ def _built(kind: str, folder: Path, config: dict[str, Any], key: str | None) -> 
             setattr(made, name, None)
     found: nn.Module = made.eval()
     return found
+
+
+def _text_encoder(kind: str, folder: Path) -> nn.Module:
+    import transformers
+
+    settings: Any = transformers.AutoConfig.from_pretrained(
+        folder, trust_remote_code=False, local_files_only=True
+    )
+    own = getattr(transformers, kind).config_class
+    settings = settings if isinstance(settings, own) else own.from_pretrained(folder, local_files_only=True)
+    return build_model(getattr(transformers, kind), settings)
 
 
 def _reader(folder: Path) -> Checkpoint:

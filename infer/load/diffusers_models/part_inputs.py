@@ -1,4 +1,4 @@
-"""Tensors that each class of diffusers takes and gives, from its configuration."""
+"""Tensors that each class of a pipeline of diffusers takes and gives, from its configuration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Part:
 
 
 def part_of(kind: str, config: Config, key: str | None) -> Part:
-    """Return the inputs of a class of diffusers; raise `SourceError` for options of it that are not known here."""
+    """Return the inputs of a class of a pipeline; raise `SourceError` for options of it that are not known here."""
     if kind == AUTOENCODER:
         return _encoder(config) if key == "encoder" else _decoder(config)
     makers = {
@@ -37,6 +37,9 @@ def part_of(kind: str, config: Config, key: str | None) -> Part:
         "DiTTransformer2DModel": _dit,
         "PixArtTransformer2DModel": _pixart,
         "SD3Transformer2DModel": _sd3,
+        "CLIPTextModel": _clip_text,
+        "CLIPTextModelWithProjection": _clip_text,
+        "T5EncoderModel": _t5,
     }
     return makers[kind](config)
 
@@ -125,6 +128,24 @@ def _sd3(config: Config) -> Part:
         _spec("pooled_projections", config["pooled_projection_dim"]),
     )
     return Part(inputs, ("sample",), _plain)
+
+
+def _clip_text(config: Config) -> Part:
+    """Return CLIP's text encoder: last hidden states, those before its last layer, and the pooled or projected text."""
+
+    def call(model: Any, given: Inputs) -> Any:
+        found = model(input_ids=given["input_ids"], output_hidden_states=True)
+        projected = getattr(found, "text_embeds", None)
+        pooled = found.pooler_output if projected is None else projected
+        return found.last_hidden_state, found.hidden_states[-2], pooled
+
+    outputs = ("last_hidden_state", "penultimate_hidden_state", "pooled")
+    return Part((_spec("input_ids", "seq", dtype="int64"),), outputs, call)
+
+
+def _t5(config: Config) -> Part:
+    inputs = tuple(_spec(name, "seq", dtype="int64") for name in ("input_ids", "attention_mask"))
+    return Part(inputs, ("last_hidden_state",), lambda model, x: model(**x).last_hidden_state)
 
 
 def _shrink(config: Config) -> int:

@@ -6,6 +6,7 @@ typed value pairs; name, sizes (innermost first), type and offset of each tensor
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 from dataclasses import dataclass
@@ -47,19 +48,8 @@ class GgufTensor:
     offset: int
 
     @property
-    def row_bytes(self) -> int:
-        return self.type.row_bytes(self.shape[-1])
-
-    @property
-    def num_rows(self) -> int:
-        rows = 1
-        for size in self.shape[:-1]:
-            rows *= size
-        return rows
-
-    @property
     def num_bytes(self) -> int:
-        return self.num_rows * self.row_bytes
+        return math.prod(self.shape) // self.type.block * self.type.num_bytes
 
 
 @dataclass(frozen=True)

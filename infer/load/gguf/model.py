@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from ... import families
 from ...errors import SourceError
-from .expert_stack import ExpertStack, stack_experts
 from .header import GgufHeader, GgufTensor
 from .reader import RenamedTensor, expert_slices, rotary_order, tensor_values
 from .rope_settings import FOLDER_HINT, ROPE_FACTORS, refused, rope_settings
@@ -50,9 +51,10 @@ def architecture_of(header: GgufHeader, path: Path) -> tuple[str, families.GgufL
     return str(prefix), found
 
 
-def model_settings(header: GgufHeader, path: Path) -> dict[str, Any]:
+def model_settings(
+    header: GgufHeader, prefix: str, layout: families.GgufLayout, path: Path
+) -> dict[str, Any]:
     """Return config.json of the model; raise `SourceError` for a setting that infer does not know."""
-    prefix, layout = architecture_of(header, path)
     own = {
         key.removeprefix(f"{prefix}."): value
         for key, value in header.metadata.items()
@@ -152,11 +154,10 @@ def _check_heads(
 
 
 def stored_tensors(
-    header: GgufHeader, config: Mapping[str, Any], path: Path
-) -> dict[str, RenamedTensor | ExpertStack]:
+    header: GgufHeader, layout: families.GgufLayout, config: Mapping[str, Any], path: Path
+) -> dict[str, RenamedTensor]:
     """Return the tensors by transformers' names; raise `SourceError` for one that no name is known for."""
-    _, layout = architecture_of(header, path)
-    found: dict[str, RenamedTensor | ExpertStack] = {}
+    found: dict[str, RenamedTensor] = {}
     stacked: dict[tuple[str, str, str], GgufTensor] = {}
     stems = {stem for parts in layout.stacks.values() for stem in parts}
     for name, tensor in header.tensors.items():
@@ -168,18 +169,52 @@ def stored_tensors(
         renamed, stem = _renamed(name, layout)
         if not renamed:
             raise refused(path, f"tensor {name!r} of {header.metadata['general.architecture']}")
-        stored = RenamedTensor(tensor, tensor.shape)
+        _check_vector(name, tensor, tensor.shape, path)
+        stored = RenamedTensor((tensor,), tensor.shape)
         if layout.norms_plus_one and stem.endswith("norm") and name.endswith(".weight"):
-            stored = RenamedTensor(tensor, tensor.shape, subtracted=1.0)
+            stored = replace(stored, subtracted=1.0)
         if layout.permuted and stem in ("attn_q", "attn_k"):
             heads = config["num_attention_heads" if stem == "attn_q" else "num_key_value_heads"]
-            stored = _unpermuted(tensor, heads, name, path)
+            stored = replace(stored, order=_unpermuted(tensor, heads, name, path))
         if (axis := layout.unit_axes.get(stem)) is not None:
-            stored = RenamedTensor(tensor, (*tensor.shape[:axis], 1, *tensor.shape[axis:]))
+            stored = replace(stored, shape=(*tensor.shape[:axis], 1, *tensor.shape[axis:]))
         if stem in layout.without_ending:
             renamed = renamed.removesuffix(".weight")
         found |= expert_slices(renamed, stored) if "{}" in renamed else {renamed: stored}
-    return found | stack_experts(stacked, layout.stacks, path)
+    return found | _stacked_experts(stacked, layout.stacks, path)
+
+
+def _check_vector(name: str, tensor: GgufTensor, shape: tuple[int, ...], path: Path) -> None:
+    """Raise `SourceError` for a vector of blocks, whose elements have no place of their own."""
+    if len(shape) == 1 and tensor.type.holds_codes:
+        raise refused(path, f"tensor {name!r}, a vector of {tensor.type.name}")
+
+
+def _stacked_experts(
+    found: Mapping[tuple[str, str, str], GgufTensor], stacks: Mapping[str, tuple[str, ...]], path: Path
+) -> dict[str, RenamedTensor]:
+    """Return experts by columns by transformers' names, of tensors by (layer, name in the block, ".weight" or ".bias").
+
+    Raises `SourceError` where a tensor is absent, or of another shape or type than those that it is joined with.
+    """
+    joined: dict[str, RenamedTensor] = {}
+    for layer, stem, ending in found:
+        name, stems = next((name, stems) for name, stems in stacks.items() if stem in stems)
+        parts = [found.get((layer, one, ending)) for one in stems]
+        if None in parts:
+            lacks = f"blk.{layer}.{stems[parts.index(None)]}{ending}"
+            raise SourceError(f"the file lacks the tensor {lacks!r}", where=str(path))
+        held = tuple(part for part in parts if part is not None)
+        dims = 2 + (ending == ".weight")
+        if len({(one.shape, one.type.name) for one in held}) > 1 or len(held[0].shape) != dims:
+            raise SourceError(
+                f"the tensors of the experts of layer {layer} differ in shape or type", where=str(path)
+            )
+        experts, rows, *columns = held[0].shape
+        _check_vector(f"blk.{layer}.{stem}{ending}", held[0], (rows, *columns), path)
+        own = f"model.layers.{layer}.{name}{'_bias' if ending == '.bias' else ''}"
+        joined[own] = RenamedTensor(held, (experts, *columns, rows * len(held)), by_columns=True)
+    return joined
 
 
 def _renamed(name: str, layout: families.GgufLayout) -> tuple[str, str]:
@@ -194,10 +229,11 @@ def _renamed(name: str, layout: families.GgufLayout) -> tuple[str, str]:
     return "", ""
 
 
-def _unpermuted(tensor: GgufTensor, heads: int, name: str, path: Path) -> RenamedTensor:
+def _unpermuted(tensor: GgufTensor, heads: int, name: str, path: Path) -> Tensor:
+    """Return where the rows of a projection of queries or keys lie, int64 [rows]."""
     rows = tensor.shape[0]
     if heads < 1 or rows % (2 * heads):
         raise SourceError(
             f"{name!r} has {rows} rows for {heads} heads, expected a multiple of {2 * heads}", where=str(path)
         )
-    return RenamedTensor(tensor, tensor.shape, order=rotary_order(rows, heads))
+    return rotary_order(rows, heads)

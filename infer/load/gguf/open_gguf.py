@@ -52,12 +52,12 @@ def open_gguf(path: Path) -> GgufSource:
     without transformers.
     """
     header = _joined(path)
-    architecture_of(header, path)
+    prefix, layout = architecture_of(header, path)
     for package in ("transformers", "tokenizers"):
         if find_spec(package) is None:
             raise NotUsableError(f"a GGUF file needs the package {package}", hint=install("hf"))
-    config = model_settings(header, path)
-    stored = stored_tensors(header, config, path)
+    config = model_settings(header, prefix, layout, path)
+    stored = stored_tensors(header, layout, config, path)
     tokenizer: Any = None
     settings: dict[str, Any] = {}
     if not has_no_vocabulary(header.metadata):

@@ -11,138 +11,107 @@ from torch import Tensor
 
 from ...weights import StoredCodes, Weight
 from ...weights.file_blocks import FileBlocks, FileExtent
-from .expert_stack import ExpertStack
+from .block_types import BlockType
 from .header import GgufTensor
 
 
 @dataclass(frozen=True)
 class RenamedTensor:
-    """A tensor as transformers names it, in the rows of one in the file.
+    """A tensor as transformers names it, of rows of tensors in the file that are alike in shape and type.
 
-    `first`: its first row there; `order` int64 [rows]: where each of its rows lies after that, None in sequence;
-    `subtracted`: what the converter had added to each value.
+    A row has the innermost size of the file's tensor; one element is a row of a vector. Row r is row r // n of part
+    r % n of n `parts`. `first`: the tensor's first row; `order` int64 [rows]: where each of its rows lies after that,
+    None in sequence; `subtracted`: what the converter had added to each value; `by_columns`: experts [experts, K, N]
+    whose rows are their columns, or their biases [experts, N].
     """
 
-    tensor: GgufTensor
+    parts: tuple[GgufTensor, ...]
     shape: tuple[int, ...]
     first: int = 0
     order: Tensor | None = None
     subtracted: float = 0.0
+    by_columns: bool = False
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.tensor.type.dtype
+    def type(self) -> BlockType:
+        return self.parts[0].type
+
+    @property
+    def width(self) -> int:
+        """Values of a row."""
+        of_vectors = len(self.shape) == (2 if self.by_columns else 1)
+        return 1 if of_vectors else self.parts[0].shape[-1]
+
+    @property
+    def num_rows(self) -> int:
+        return torch.Size(self.shape).numel() // self.width
 
     def extent(self) -> FileExtent | None:
         """Return the extent in the file where it holds the values as they are, else None."""
-        if self.tensor.type.holds_codes or self.order is not None or self.subtracted:
+        if self.type.holds_codes or self.order is not None or self.subtracted or self.by_columns:
             return None
-        offset = self.tensor.offset + self.first * self.tensor.row_bytes
-        return FileExtent(self.tensor.path, offset, self.dtype, self.shape)
+        tensor = self.parts[0]
+        offset = tensor.offset + self.first * self.type.row_bytes(self.width)
+        return FileExtent(tensor.path, offset, self.type.dtype, self.shape)
 
+    def weight(self, files: Mapping[Path, FileBlocks]) -> Weight:
+        """Return it as it is read of the open files."""
+        kind, width = self.type, self.width
 
-def open_tensors(stored: Mapping[str, RenamedTensor | ExpertStack]) -> dict[str, Weight]:
-    """Return the weights of the tensors that `stored` names; block types are read as float32."""
-    files: dict[Path, FileBlocks] = {}
-    for tensor in (part for held in stored.values() for part in _parts(held)):
-        files.setdefault(tensor.path, FileBlocks(tensor.path))
-    return {
-        name: _stacked(held, files) if isinstance(held, ExpertStack) else _renamed(held, files)
-        for name, held in stored.items()
-    }
+        def rows(start: int, stop: int) -> Tensor:
+            each = self.num_rows // self.shape[0]
+            raw = self._raw_rows(files, start * each, stop * each)
+            coded = kind.holds_codes
+            values = kind.decode(raw.reshape(-1, kind.num_bytes)) if coded else raw.view(kind.dtype)
+            if self.by_columns and len(self.shape) == 3:
+                return values.reshape(stop - start, each, width).transpose(1, 2).contiguous()
+            values = values.reshape(stop - start, *self.shape[1:])
+            return values - self.subtracted if self.subtracted else values
 
-
-def _parts(held: RenamedTensor | ExpertStack) -> tuple[GgufTensor, ...]:
-    return held.parts if isinstance(held, ExpertStack) else (held.tensor,)
-
-
-def _renamed(stored: RenamedTensor, files: Mapping[Path, FileBlocks]) -> Weight:
-    tensor, shape = stored.tensor, stored.shape
-    kind, width = tensor.type, tensor.shape[-1]
-
-    def decoded(start: int, stop: int) -> Tensor:
-        return _decoded(tensor, files, stored.first + start, stored.first + stop)
-
-    def rows(start: int, stop: int) -> Tensor:
-        """Read rows `start:stop` of dimension 0; of a vector, its elements."""
-        if len(tensor.shape) == 1:
-            values = decoded(0, 1).reshape(shape)[start:stop]
-        elif stored.order is None:
-            per = max(torch.Size(shape[1:-1]).numel(), 1)
-            values = decoded(start * per, stop * per)
-        else:
-            places = stored.order[start:stop]
-            low = int(places.min())
-            values = decoded(low, int(places.max()) + 1)[places - low]
-        values = values.reshape(stop - start, *shape[1:])
-        return values - stored.subtracted if stored.subtracted else values.clone()
-
-    def rows_of_codes(start: int, stop: int) -> dict[str, Tensor]:
-        wanted = torch.arange(start, stop) if stored.order is None else stored.order[start:stop]
-        raw = _raw_rows(tensor, files, wanted + stored.first)
-        return kind.rows(raw.reshape(-1, kind.num_bytes), stop - start)
-
-    def codes() -> StoredCodes | None:
-        """Return the codes of a matrix of a block type; None for values stored in float."""
-        if not kind.holds_codes or len(shape) != 2 or stored.subtracted:
-            return None
-        return StoredCodes(kind.name, (shape[0], width), rows_of_codes)
-
-    return Weight(stored.dtype, shape, rows, stored.extent(), codes)
-
-
-def _stacked(stack: ExpertStack, files: Mapping[Path, FileBlocks]) -> Weight:
-    kind = stack.parts[0].type
-
-    def experts(start: int, stop: int) -> Tensor:
-        """Read experts `start:stop` of a stack."""
-        parts = []
-        for tensor in stack.parts:
-            per = torch.Size(tensor.shape[1:-1]).numel()
-            whole = _decoded(tensor, files, start * per, stop * per)
-            parts.append(whole.reshape(stop - start, *tensor.shape[1:]))
-        return stack.join(parts)
-
-    def codes() -> StoredCodes | None:
-        """Return the codes of experts [experts * rows, K]; None for values stored in float."""
-        if not kind.holds_codes or len(stack.shape) != 3:
-            return None
-        count, columns, rows = stack.shape
-
-        def read(start: int, stop: int) -> dict[str, Tensor]:
-            raw = torch.empty((stop - start, kind.row_bytes(columns)), dtype=torch.uint8)
-            for tensor, wanted, places in stack.sources(start, stop):
-                if len(wanted):
-                    raw[places] = _raw_rows(tensor, files, wanted)
+        def rows_of_codes(start: int, stop: int) -> dict[str, Tensor]:
+            raw = self._raw_rows(files, start, stop)
             return kind.rows(raw.reshape(-1, kind.num_bytes), stop - start)
 
-        return StoredCodes(kind.name, (count * rows, columns), read, experts=True)
+        def codes() -> StoredCodes | None:
+            """Return the codes of a matrix of a block type, or of the rows of experts; None for others."""
+            matrix = len(self.shape) == (3 if self.by_columns else 2)
+            if not kind.holds_codes or not matrix or self.subtracted:
+                return None
+            shape = (self.num_rows, width)
+            return StoredCodes(kind.name, shape, rows_of_codes, experts=self.by_columns)
 
-    return Weight(stack.dtype, stack.shape, experts, codes=codes)
+        return Weight(kind.dtype, self.shape, rows, self.extent(), codes)
+
+    def _raw_rows(self, files: Mapping[Path, FileBlocks], start: int, stop: int) -> Tensor:
+        """Read the bytes of rows: uint8 [stop - start, bytes of a row]. Rows of an order lie near each other."""
+
+        def read(tensor: GgufTensor, low: int, high: int) -> Tensor:
+            size = self.type.row_bytes(self.width)
+            return files[tensor.path].tensor(torch.uint8, (high - low, size), tensor.offset + low * size)
+
+        if self.order is None and len(self.parts) == 1:
+            return read(self.parts[0], self.first + start, self.first + stop)
+        wanted = self.first + (torch.arange(start, stop) if self.order is None else self.order[start:stop])
+        number, row = wanted % len(self.parts), wanted // len(self.parts)
+        found, places = [], []
+        for i in number.unique().tolist():
+            places.append((number == i).nonzero().flatten())
+            own = row[places[-1]]
+            low = int(own.min())
+            found.append(read(self.parts[i], low, int(own.max()) + 1).index_select(0, own - low))
+        return found[0] if len(found) == 1 else torch.cat(found)[torch.cat(places).argsort()]
 
 
-def _raw_rows(tensor: GgufTensor, files: Mapping[Path, FileBlocks], wanted: Tensor) -> Tensor:
-    """Read the bytes of flat rows `wanted` int64 [n], which lie near each other: uint8 [n, bytes of a row]."""
-    low, high = int(wanted.min()), int(wanted.max()) + 1
-    size = tensor.row_bytes
-    raw = files[tensor.path].tensor(torch.uint8, (high - low, size), tensor.offset + low * size)
-    return raw[wanted - low]
-
-
-def _decoded(tensor: GgufTensor, files: Mapping[Path, FileBlocks], start: int, stop: int) -> Tensor:
-    """Read flat rows of the file's tensor: [stop - start, its innermost size]."""
-    kind, width = tensor.type, tensor.shape[-1]
-    offset, file = tensor.offset + start * tensor.row_bytes, files[tensor.path]
-    if not kind.holds_codes:
-        return file.tensor(kind.dtype, (stop - start, width), offset)
-    blocks = (stop - start) * width // kind.block
-    raw = file.tensor(torch.uint8, (blocks, kind.num_bytes), offset)
-    return kind.decode(raw).reshape(stop - start, width)
+def open_tensors(stored: Mapping[str, RenamedTensor]) -> dict[str, Weight]:
+    """Return the weights of the tensors that `stored` names; block types are read as float32."""
+    paths = {tensor.path for held in stored.values() for tensor in held.parts}
+    files = {path: FileBlocks(path) for path in paths}
+    return {name: held.weight(files) for name, held in stored.items()}
 
 
 def tensor_values(tensor: GgufTensor) -> list[float]:
     """Read a tensor of one dimension."""
-    weight = open_tensors({"values": RenamedTensor(tensor, tensor.shape)})["values"]
+    weight = open_tensors({"values": RenamedTensor((tensor,), tensor.shape)})["values"]
     return [float(value) for value in weight.read()]
 
 
@@ -159,11 +128,8 @@ def rotary_order(rows: int, heads: int) -> Tensor:
 def expert_slices(name: str, stored: RenamedTensor) -> dict[str, RenamedTensor]:
     """Split a tensor of all experts [experts, out, in] into one for each; `name` has {} for its number."""
     experts, *inner = stored.shape
-    rows = torch.Size(inner[:-1]).numel()
-    return {
-        name.format(number): replace(stored, shape=tuple(inner), first=number * rows)
-        for number in range(experts)
-    }
+    one = replace(stored, shape=tuple(inner))
+    return {name.format(number): replace(one, first=number * one.num_rows) for number in range(experts)}
 
 
 def shard_paths(path: Path, count: int, number: int) -> list[Path]:

@@ -17,6 +17,7 @@ from ...errors import SourceError, UsageError
 from ...named_inputs import NamedInputs
 from ...plan import Plan
 from ...spec import Finding, TensorSpec
+from ..input_specs import asked_inputs
 from .build import OTHER_MODALITIES
 from .inputs import image_size, num_channels
 from .table import FEATURES, PIXELS, SOUND, Head
@@ -71,8 +72,8 @@ def tensor_inputs(
     `refusal`: why there is no task, which is raised with an example of `--input` where the inputs are not given, unless
     they follow from the configuration and `automatic` allows that.
     """
-    if plan.inputs:
-        return _checked(tuple(map(TensorSpec.parse, plan.inputs)), found)
+    if asked := asked_inputs(plan):
+        return _checked(tuple(asked.values()), found)
     names, known = example_inputs(found, settings)
     if known and automatic:
         return names

@@ -20,6 +20,7 @@ from ...plan import Plan
 from ...preprocess.image import ImagePreprocessor
 from ...spec import TensorSpec
 from ...weights import Checkpoint
+from ..input_specs import asked_inputs
 from ..made_up_images import LARGEST_DIFFERENCE, largest_difference, made_up_images
 
 INPUT = "pixel_values"  # as ImagePreprocessor names it
@@ -112,7 +113,7 @@ def same_pixels(
 def input_size(plan: Plan, model: LibraryModel) -> TensorSpec:
     """Return the spec of the images, by --input where it is given; raise `UsageError` for any other input."""
     own = TensorSpec(INPUT, "float32", ("batch", model.channels, *model.size))
-    given = [TensorSpec.parse(text) for text in plan.inputs]
+    given = list(asked_inputs(plan).values())
     if not given:
         return own
     if len(given) > 1 or given[0].name != INPUT or len(given[0].shape) != 4 or given[0].dtype != "float32":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,12 @@ from torch import nn
 from ...errors import UsageError
 from ...plan import Plan
 from ...spec import Finding
-from ...weights import Checkpoint, finite, num_bytes
-from ..checkpoint.checkpoint_names import fit_names
+from ...weights import Checkpoint
 from ..checkpoint.weight_files import open_weights
 from ..hf_preprocessor import preprocessing_finding
 from ..identification.source_names import LIBRARY_NAME
 from ..loaded_model import LoadedModel
-from ..sources.state_dict_source import describe, open_weights_only
+from ..sources.state_dict_source import fit_checkpoint, open_weights_only
 from ..weight_loading.meta_model import build_on_meta
 from .library_model import LibraryImageModel, LibraryModel, classes_in, input_size
 from .timm_models import timm_folder, timm_model
@@ -80,48 +79,42 @@ def _with_weights(
     where, key, notes = stored
     module, _ = build_on_meta(lambda: model.build(model.num_classes), model.text)
     classes = classes_in(module, checkpoint, model, key)
-    if classes != model.num_classes:
-        module, _ = build_on_meta(lambda: model.build(classes), model.text)
-    held = list(checkpoint)
-    unread = [f"{part}*" for part in model.training_only if any(name.startswith(part) for name in held)]
-    fit, said = fit_names(module, checkpoint, where, key=key, ignore=(*plan.ignore_keys, *unread))
-    used = num_bytes(checkpoint, set(fit.found.values()))
-    findings = [Finding("load", "checkpoint", text) for text in (*notes, *said)]
-    findings.append(Finding("load", "weights", used / 1e6, "MB", describe(checkpoint)))
-    missing = fit.missing  # counters of training steps alone: fit_names has refused the rest
-
-    def rebuild() -> nn.Module:
-        made, _ = build_on_meta(lambda: model.build(classes), model.text)
-        return _zeroed(LibraryImageModel(made), missing).eval()
-
-    loaded = _loaded(plan, model, rebuild, classes)
-    return replace(
-        loaded,
-        checkpoint=finite(checkpoint, where),
-        weight_bytes=used,
-        renames={f"model.{name}": source for name, source in fit.found.items()},
-        findings=(*findings, *loaded.findings),
+    unread = [f"{part}*" for part in model.training_only if any(name.startswith(part) for name in checkpoint)]
+    fitted = fit_checkpoint(
+        *(lambda: model.build(classes), model.text, checkpoint, where),
+        key=key,
+        ignore=(*plan.ignore_keys, *unread),
+        notes=notes,
+        wrap=_wrapped,
+        prefix="model.",
     )
+    return _described(plan, model, fitted, classes)
 
 
 def _random(plan: Plan, model: LibraryModel) -> LoadedModel:
-    def rebuild() -> nn.Module:
+    def build() -> nn.Module:
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(plan.seed)
-            return LibraryImageModel(model.build(model.num_classes)).eval()
+            return _wrapped(model.build(model.num_classes))
 
-    loaded = _loaded(plan, model, rebuild, model.num_classes).limited(RANDOM_NOTE)
-    return loaded.saying(Finding("load", "weights", RANDOM, why=f"--weights random; seed {plan.seed}"))
+    why = f"--weights random; seed {plan.seed}"
+    loaded = LoadedModel("library", build(), None, (), rebuild=build, limitations=(RANDOM_NOTE,))
+    loaded = loaded.saying(Finding("load", "weights", RANDOM, why=why))
+    return _described(plan, model, loaded, model.num_classes)
 
 
-def _loaded(plan: Plan, model: LibraryModel, rebuild: Callable[[], nn.Module], classes: int) -> LoadedModel:
+def _wrapped(module: nn.Module) -> nn.Module:
+    return LibraryImageModel(module).eval()
+
+
+def _described(plan: Plan, model: LibraryModel, loaded: LoadedModel, classes: int) -> LoadedModel:
+    """Return a library's model with its inputs, task and labels."""
     spec = input_size(plan, model)
     preprocessor, why = model.preprocess((spec.shape[2], spec.shape[3]))
     labels, whose = model.labels(classes) if classes else ([], "")
+    gives = f"{classes} classes" if classes else "pooled features"
     findings = [
-        Finding(
-            "load", "library model", model.text, why=f"{classes} classes" if classes else "pooled features"
-        ),
+        Finding("load", "library model", model.text, why=gives),
         preprocessing_finding(preprocessor, why),
     ]
     findings += [Finding("load", "class names", len(labels), why=whose)] if labels else []
@@ -130,23 +123,12 @@ def _loaded(plan: Plan, model: LibraryModel, rebuild: Callable[[], nn.Module], c
         **({"labels": labels} if labels else {}),
         **({"preprocessing": msgspec.to_builtins(preprocessor)} if preprocessor else {}),
     }
-    return LoadedModel(
+    return replace(
+        loaded,
         kind="library",
-        module=rebuild(),
-        rebuild=rebuild,
-        checkpoint=None,
         inputs=(spec,),
         outputs=("logits",) if classes else ("embedding",),
         task=model.task if classes else "image-embedding",
         meta=meta,
         preprocessor=preprocessor,
-        findings=tuple(findings),
-    )
-
-
-def _zeroed(module: nn.Module, names: list[str]) -> nn.Module:
-    """Set batch-norm counters that the checkpoint lacks to 0, in place."""
-    for name in names:
-        owner, _, own = f"model.{name}".rpartition(".")
-        module.get_submodule(owner)._buffers[own] = torch.zeros((), dtype=torch.int64)
-    return module
+    ).saying(*findings)

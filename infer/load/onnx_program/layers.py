@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +16,6 @@ FEWEST = 256  # values of a table below which a lookup stays an operator
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
-# Inputs that are the layer's own: weights and biases.
-HELD = {"MatMul": (1,), "Gemm": (1, 2), "Gather": (0,), "Conv": (1, 2), "ConvTranspose": (1, 2)}
-HELD["MatMulNBits"] = (1, 2, 3, 4, 5)
-HELD |= dict.fromkeys(("LSTM", "GRU", "RNN"), (1, 2, 3))
-
-
 @dataclass
 class Layer:
     """A module that does the work of a node, and of the next one where it adds the bias."""
@@ -31,41 +25,33 @@ class Layer:
     takes_next: bool = False
 
 
+Make = Callable[[Node, Node | None, Mapping[str, Tensor]], Layer | None]
+
+
+class LayerKind(NamedTuple):
+    """Layer that a node with constant weights becomes.
+
+    `held`: inputs that are the layer's own; `make(node, following, constants)`: the layer, None where the node stays an
+    operator; `call(layer, node, inputs)`: runs it, on inputs of which those that it holds are None.
+    """
+
+    held: tuple[int, ...]
+    make: Make
+    call: Callable[[nn.Module, Node, list[Any]], Any] = lambda layer, node, inputs: layer(inputs[0])
+
+
 def layer_of(node: Node, following: Node | None, constants: Mapping[str, Tensor]) -> Layer | None:
     """Return the layer of a node with constant weights, or None where it stays an operator."""
-    if node.domain == MICROSOFT and node.op == "MatMulNBits":
-        return _nbits(node)
-    if node.domain or 1 not in node.constants and 0 not in node.constants:
-        return None
-    if node.op == "MatMul":
-        return _matmul(node, following, constants)
-    if node.op == "Gemm":
-        return _gemm(node)
-    if node.op == "Gather":
-        return _embedding(node)
-    if node.op in ("Conv", "ConvTranspose"):
-        return _made(convolution.module_of(node), node)
-    if node.op in ("LSTM", "GRU", "RNN"):
-        return _made(recurrent.module_of(node), node)
-    return None
+    kind = KINDS.get((node.domain, node.op))
+    return None if kind is None else kind.make(node, following, constants)
 
 
-def call(layer: nn.Module, node: Node, inputs: list[Any]) -> Any:
-    """Run a layer on the inputs of its node; those that it holds are None."""
-    if node.op in ("MatMul", "MatMulNBits"):
-        return layer(inputs[0])
-    if node.op == "Gemm":
-        return layer(inputs[0].t() if node.get("transA", 0) else inputs[0])
-    if node.op == "Gather":
-        ids = inputs[1]
-        return layer(torch.where(ids < 0, ids + layer.num_embeddings, ids))
-    if node.op in ("Conv", "ConvTranspose"):
-        return convolution.call(layer, node, inputs[0])
-    return recurrent.call(layer, node, inputs)
+def _torch_layer(module_of: Callable[[Node], nn.Module | None]) -> Make:
+    def make(node: Node, *_: Any) -> Layer | None:
+        module = module_of(node)
+        return None if module is None else Layer(module, node.inputs[1])
 
-
-def _made(module: nn.Module | None, node: Node) -> Layer | None:
-    return None if module is None else Layer(module, node.inputs[1])
+    return make
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
@@ -90,7 +76,7 @@ def _matmul(node: Node, following: Node | None, constants: Mapping[str, Tensor])
     return Layer(_linear(weight.t(), bias), node.inputs[1], bias is not None)
 
 
-def _gemm(node: Node) -> Layer | None:
+def _gemm(node: Node, *_: Any) -> Layer | None:
     weight, bias = node.constants.get(1), node.constants.get(2)
     if weight is None or weight.dim() != 2 or weight.dtype not in _FLOATS or node.get("alpha", 1.0) != 1.0:
         return None
@@ -102,7 +88,7 @@ def _gemm(node: Node) -> Layer | None:
     return Layer(_linear(weight, bias), node.inputs[1])
 
 
-def _nbits(node: Node) -> Layer | None:
+def _nbits(node: Node, *_: Any) -> Layer | None:
     """Return the layer of codes of 4 or 8 bits: its weight is what they stand for."""
     given = [i for i, name in enumerate(node.inputs) if name and i]
     if any(i not in node.constants for i in given):
@@ -114,7 +100,7 @@ def _nbits(node: Node) -> Layer | None:
     return Layer(_linear(weight, bias), node.inputs[1])
 
 
-def _embedding(node: Node) -> Layer | None:
+def _embedding(node: Node, *_: Any) -> Layer | None:
     table = node.constants.get(0)
     if table is None or table.dim() != 2 or table.numel() < FEWEST or node.get("axis", 0) != 0:
         return None
@@ -123,3 +109,28 @@ def _embedding(node: Node) -> Layer | None:
     layer = nn.Embedding(table.shape[0], table.shape[1], device="meta", dtype=table.dtype)
     layer.weight = nn.Parameter(table, requires_grad=False)
     return Layer(layer, node.inputs[0])
+
+
+def _call_gemm(layer: nn.Module, node: Node, inputs: list[Any]) -> Any:
+    return layer(inputs[0].t() if node.get("transA", 0) else inputs[0])
+
+
+def _look_up(layer: nn.Module, node: Node, inputs: list[Any]) -> Any:
+    ids = inputs[1]
+    return layer(torch.where(ids < 0, ids + layer.num_embeddings, ids))
+
+
+_CONVOLUTION = LayerKind(
+    (1, 2),
+    _torch_layer(convolution.module_of),
+    lambda layer, node, inputs: convolution.call(layer, node, inputs[0]),
+)
+_RECURRENT = LayerKind((1, 2, 3), _torch_layer(recurrent.module_of), recurrent.call)
+KINDS = {
+    ("", "MatMul"): LayerKind((1,), _matmul),
+    ("", "Gemm"): LayerKind((1, 2), _gemm, _call_gemm),
+    ("", "Gather"): LayerKind((0,), _embedding, _look_up),
+    **{("", name): _CONVOLUTION for name in ("Conv", "ConvTranspose")},
+    **{("", name): _RECURRENT for name in ("LSTM", "GRU", "RNN")},
+    (MICROSOFT, "MatMulNBits"): LayerKind((1, 2, 3, 4, 5), _nbits),
+}

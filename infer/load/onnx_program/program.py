@@ -129,12 +129,12 @@ class Block(nn.Module):
             if made is not None:
                 name = self._name(node, made.weight)
                 self.add_module(name, made.module)
-                held = layers.HELD[node.op]
+                held = layers.KINDS[node.domain, node.op].held
                 node.constants = {}
                 step = Step(node, None, name, held)
                 if made.takes_next and following is not None:
                     skipped[id(following)] = name
-                    step.node = _with_outputs(node, following.outputs)
+                    step.node = replace(node, outputs=following.outputs)
             else:
                 node.constants = {}
                 step = Step(node, implementation)
@@ -281,7 +281,8 @@ class Block(nn.Module):
                 None if not name or i in step.held else as_tensor(values[name])
                 for i, name in enumerate(node.inputs)
             ]
-            return _as_tuple(self._guarded(node, layers.call, layer, node, own))
+            call = layers.KINDS[node.domain, node.op].call
+            return _as_tuple(self._guarded(node, call, layer, node, own))
         implementation = step.implementation or _implementation(node)
         if node.blocks:
             blocks = {name: getattr(self, own) for name, own in node.blocks.items()}
@@ -431,7 +432,3 @@ def _narrow_output(node: Node) -> int:
     if node.op == "CastLike":
         return node.types.get(1, 0)
     return node.types.get(0, 0) if node.op in ("Identity", "Reshape", "Transpose", "Gather", "Slice") else 0
-
-
-def _with_outputs(node: Node, outputs: tuple[str, ...]) -> Node:
-    return replace(node, outputs=outputs)

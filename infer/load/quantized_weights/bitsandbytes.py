@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...errors import SourceError
-from ...weights import Checkpoint, StoredCodes
+from ...weights import Checkpoint, StoredCodes, Weight
 from .group_codes import byte_codes, table_codes
 from .packed_weight import (
     PackedWeight,
@@ -89,7 +89,7 @@ def _four_bit(checkpoint: Checkpoint, name: str, kind: str) -> PackedWeight:
             scales=lambda *at: scales().reshape(outputs, -1)[slice(*at)],
         )
 
-    return PackedWeight((outputs, inputs), dtype, rows, tuple(parts), codes)
+    return PackedWeight(Weight(dtype, (outputs, inputs), rows, codes=codes), tuple(parts))
 
 
 def _state(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
@@ -133,4 +133,4 @@ def _eight_bit(checkpoint: Checkpoint, name: str) -> PackedWeight:
         )
 
     held = tuple(part for part in parts if part in checkpoint)
-    return PackedWeight(shape, torch.float32, rows, held, codes)
+    return PackedWeight(Weight(torch.float32, shape, rows, codes=codes), held)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from ...errors import SourceError
-from ...weights import Checkpoint, StoredCodes
-from .group_codes import integer_codes, sorted_group, table_codes
+from ...weights import Checkpoint, StoredCodes, Weight
+from .group_codes import integer_weight, table_codes
 from .packed_weight import (
     E2M1,
     PackedWeight,
@@ -111,34 +111,21 @@ def _integers(checkpoint: Checkpoint, name: str, bits: set[int]) -> PackedWeight
         if len(found) != inputs or int(found.max()) >= groups:
             raise SourceError(f"{order!r} names groups beyond the {groups} of the scales")
         group = found
-    middle = 1 << width - 1
-
-    def rows(start: int, stop: int) -> Tensor:
-        codes = unpack(checkpoint[f"{name}.weight_packed"].rows(start, stop), width)[:, :inputs] - middle
-        scales = checkpoint[scale].rows(start, stop)
-        if zero in checkpoint:
-            zeros = unpack(checkpoint[zero].read().t(), width).t()[start:stop] - middle
-            codes = codes - zeros[:, group]
-        return (codes.float() * scales.float()[:, group]).to(scales.dtype)
 
     def zeros_of(start: int, stop: int) -> Tensor:
         if zero not in checkpoint:
-            return torch.full((stop - start, groups), middle, dtype=torch.int32)
+            return torch.full((stop - start, groups), 1 << width - 1, dtype=torch.int32)
         return unpack(checkpoint[zero].read().t(), width).t()[start:stop]
 
-    def codes() -> StoredCodes:
-        return integer_codes(
-            *(f"compressed-tensors {width} bits", width, (outputs, inputs), checkpoint[scale].dtype),
-            codes=lambda *at: unpack(checkpoint[f"{name}.weight_packed"].rows(*at), width)[:, :inputs],
-            zeros=zeros_of,
-            scales=lambda *at: checkpoint[scale].rows(*at),
-            group=sorted_group(group, inputs // groups),
-        )
-
-    parts = _parts(
-        checkpoint, name, *(f"weight_{one}" for one in ("packed", "shape", "scale", "zero_point", "g_idx"))
+    weight = integer_weight(
+        *(f"compressed-tensors {width} bits", width, (outputs, inputs), checkpoint[scale].dtype),
+        codes=lambda *at: unpack(checkpoint[f"{name}.weight_packed"].rows(*at), width)[:, :inputs],
+        zeros=zeros_of,
+        scales=lambda *at: checkpoint[scale].rows(*at),
+        group=group,
     )
-    return PackedWeight((outputs, inputs), checkpoint[scale].dtype, rows, parts, codes)
+    stored = (f"weight_{one}" for one in ("packed", "shape", "scale", "zero_point", "g_idx"))
+    return PackedWeight(weight, _parts(checkpoint, name, *stored))
 
 
 def _stored(checkpoint: Checkpoint, name: str, block: tuple[int, ...]) -> PackedWeight:
@@ -147,7 +134,9 @@ def _stored(checkpoint: Checkpoint, name: str, block: tuple[int, ...]) -> Packed
     if zero in checkpoint and bool(checkpoint[zero].read().any()):
         raise SourceError(f"{zero!r} holds zero points other than 0, which infer does not read unpacked")
     parts = _parts(checkpoint, name, "weight", "weight_scale", "weight_zero_point")
-    return scaled_bytes(checkpoint, f"{name}.weight", scale, block, checkpoint[scale].dtype, parts)
+    return scaled_bytes(
+        "compressed-tensors", checkpoint, f"{name}.weight", scale, block, checkpoint[scale].dtype, parts
+    )
 
 
 def _plain(divisor: Tensor) -> bool:
@@ -196,4 +185,4 @@ def _float4(checkpoint: Checkpoint, name: str, *, nvidia: bool) -> PackedWeight:
         return described("nvfp4, scales in float32", scales=lambda *at: steps(checkpoint[scale].rows(*at)))
 
     parts = _parts(checkpoint, name, "weight_packed", "weight_scale", "weight_global_scale")
-    return PackedWeight((outputs, 2 * half), torch.bfloat16, rows, parts, codes)
+    return PackedWeight(Weight(torch.bfloat16, (outputs, 2 * half), rows, codes=codes), parts)

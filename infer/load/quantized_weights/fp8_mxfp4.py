@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...errors import SourceError
-from ...weights import Checkpoint, StoredCodes
+from ...weights import Checkpoint, StoredCodes, Weight
 from .group_codes import table_codes
 from .packed_weight import (
     E2M1,
@@ -31,17 +31,16 @@ def find_fp8(checkpoint: Checkpoint, settings: Settings) -> dict[str, PackedWeig
         not isinstance(block, list | tuple) or len(block) != 2 or not all(map(is_size, block))
     ):
         raise SourceError(f"expected two sizes in weight_block_size, got {str(block)[:80]}")
-    found: dict[str, PackedWeight] = {}
+    method, found = str(settings.get("quant_method", "fp8")), dict[str, PackedWeight]()
     for ending in (".weight_scale_inv", ".weight_scale"):
         for name in modules(checkpoint, ending):
-            found[f"{name}.weight"] = _fp8(checkpoint, f"{name}.weight", name + ending, tuple(block or ()))
+            weight, scale = f"{name}.weight", name + ending
+            extra = (one for part in _ACTIVATIONS if (one := f"{name}.{part}") in checkpoint)
+            found[weight] = scaled_bytes(
+                *(method, checkpoint, weight, scale, tuple(block or ()), torch.bfloat16),
+                parts=(weight, scale, *extra),
+            )
     return found
-
-
-def _fp8(checkpoint: Checkpoint, weight: str, scale: str, block: tuple[int, ...]) -> PackedWeight:
-    stem = weight.removesuffix("weight")
-    extra = tuple(one for part in _ACTIVATIONS if (one := stem + part) in checkpoint)
-    return scaled_bytes(checkpoint, weight, scale, block, torch.bfloat16, (weight, scale, *extra))
 
 
 def find_mxfp4(checkpoint: Checkpoint, settings: Settings) -> dict[str, PackedWeight]:
@@ -82,4 +81,4 @@ def _mxfp4(checkpoint: Checkpoint, name: str) -> PackedWeight:
         )
 
     shape, parts = (experts, groups * _MX_GROUP, outputs), (f"{name}_blocks", f"{name}_scales")
-    return PackedWeight(shape, torch.bfloat16, rows, parts, codes)
+    return PackedWeight(Weight(torch.bfloat16, shape, rows, codes=codes), parts)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ...errors import SourceError
-from ...weights import Checkpoint, StoredCodes
-from .group_codes import integer_codes, sorted_group
+from ...weights import Checkpoint
+from .group_codes import integer_weight
 from .packed_weight import (
     PackedWeight,
     Settings,
@@ -82,20 +82,14 @@ def _gptq(checkpoint: Checkpoint, name: str, bits: int, offset: int) -> PackedWe
     def scales_of(start: int, stop: int) -> Tensor:
         return checkpoint[f"{name}.scales"].read()[:, start:stop]
 
-    def rows(start: int, stop: int) -> Tensor:
-        scales = scales_of(start, stop).float()
-        return _scaled(codes_of(start, stop), zeros_of(start, stop)[group], scales[group], dtype)
-
-    def codes() -> StoredCodes:
-        return integer_codes(
-            *(f"gptq {bits} bits", bits, (outputs, inputs), dtype),
-            codes=codes_of,
-            zeros=lambda *at: zeros_of(*at).t(),
-            scales=lambda *at: scales_of(*at).t(),
-            group=sorted_group(group, inputs // groups),
-        )
-
-    return PackedWeight((outputs, inputs), dtype, rows, tuple(parts), codes)
+    weight = integer_weight(
+        *(f"gptq {bits} bits", bits, (outputs, inputs), dtype),
+        codes=codes_of,
+        zeros=lambda *at: zeros_of(*at).t(),
+        scales=lambda *at: scales_of(*at).t(),
+        group=group,
+    )
+    return PackedWeight(weight, tuple(parts))
 
 
 def _awq(checkpoint: Checkpoint, name: str) -> PackedWeight:
@@ -106,7 +100,6 @@ def _awq(checkpoint: Checkpoint, name: str) -> PackedWeight:
     require_shape(checkpoint, f"{name}.qzeros", (groups, words), torch.int32)
     if inputs % groups:
         raise SourceError(f"{name!r} has {inputs} inputs in {groups} groups, which do not divide them")
-    group = torch.arange(inputs) // (inputs // groups)
     order = torch.tensor(_AWQ_ORDER)
 
     def columns(words: Tensor, start: int, stop: int) -> Tensor:
@@ -119,22 +112,11 @@ def _awq(checkpoint: Checkpoint, name: str) -> PackedWeight:
     def of(part: str, start: int, stop: int) -> Tensor:
         return columns(checkpoint[f"{name}.{part}"].read(), start, stop)
 
-    def rows(start: int, stop: int) -> Tensor:
-        zeros, scales = of("qzeros", start, stop), checkpoint[f"{name}.scales"].read()[:, start:stop].float()
-        return _scaled(of("qweight", start, stop).t(), zeros[group], scales[group], dtype)
-
-    def codes() -> StoredCodes:
-        return integer_codes(
-            *("awq 4 bits", 4, (outputs, inputs), dtype),
-            codes=lambda *at: of("qweight", *at).t(),
-            zeros=lambda *at: of("qzeros", *at).t(),
-            scales=lambda start, stop: checkpoint[f"{name}.scales"].read()[:, start:stop].t(),
-        )
-
-    parts = tuple(f"{name}.{part}" for part in ("qweight", "qzeros", "scales"))
-    return PackedWeight((outputs, inputs), dtype, rows, parts, codes)
-
-
-def _scaled(codes: Tensor, zeros: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return (codes [out, in] - zeros [in, out]) * scales [in, out] as a weight [out, in]."""
-    return ((codes - zeros.t()).float() * scales.t()).to(dtype).contiguous()
+    weight = integer_weight(
+        *("awq 4 bits", 4, (outputs, inputs), dtype),
+        codes=lambda *at: of("qweight", *at).t(),
+        zeros=lambda *at: of("qzeros", *at).t(),
+        scales=lambda start, stop: checkpoint[f"{name}.scales"].read()[:, start:stop].t(),
+        group=torch.arange(inputs) // (inputs // groups),
+    )
+    return PackedWeight(weight, tuple(f"{name}.{part}" for part in ("qweight", "qzeros", "scales")))

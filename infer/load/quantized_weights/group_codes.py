@@ -1,4 +1,4 @@
-"""Codes of the methods of `quantization_config` in the tensors of `kernels.ops.coded_weight`."""
+"""Codes of the methods of `quantization_config`: their values, and their form in `kernels.ops.coded_weight`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,36 @@ import torch
 from torch import Tensor
 
 from ...kernels.ops.bitpack import pack
-from ...weights import StoredCodes
+from ...weights import StoredCodes, Weight
 
 PART = 64
+
+
+def integer_weight(
+    kind: str,
+    bits: int,
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    *,
+    codes: Callable[[int, int], Tensor],
+    zeros: Callable[[int, int], Tensor],
+    scales: Callable[[int, int], Tensor],
+    group: Tensor,
+) -> Weight:
+    """Return the weight (code - zero) * scale, rounded once to `dtype`; arguments are those of `integer_codes`."""
+
+    def rows(start: int, stop: int) -> Tensor:
+        values = codes(start, stop) - zeros(start, stop)[:, group]
+        return (values.float() * scales(start, stop).float()[:, group]).to(dtype).contiguous()
+
+    return Weight(
+        dtype,
+        shape,
+        rows,
+        codes=lambda: integer_codes(
+            kind, bits, shape, dtype, codes=codes, zeros=zeros, scales=scales, group=group
+        ),
+    )
 
 
 def integer_codes(
@@ -27,13 +54,14 @@ def integer_codes(
     """Return codes of the weight (code - zero) * scale.
 
     `codes(start, stop)`: integers [rows, K] below 2**bits; `zeros` and `scales`: [rows, groups] of the same rows;
-    `group` int64 [K]: the group of each column, where they are not in order (act-order).
+    `group` int64 [K]: the group of each column, in order where it is not given.
     """
     count = scales(0, 1).shape[1]
     refused = _refused(shape[1], count, group)
     if refused:
         return StoredCodes.without(kind, refused)
-    order = None if group is None else torch.argsort(group, stable=True)
+    in_order = torch.arange(shape[1]) // (shape[1] // count)
+    order = None if group is None or torch.equal(group, in_order) else torch.argsort(group, stable=True)
     every = zeros(0, shape[0])
     middle = int(every.flatten()[0]) if every.numel() else 0
     uniform = bool((every == middle).all()) and (bits < 8 or middle == 128)
@@ -104,8 +132,3 @@ def byte_codes(
     return StoredCodes(
         kind, shape, lambda *at: {"codes": codes(*at), "scale": scales(*at).contiguous()}, dtype
     )
-
-
-def sorted_group(group: Tensor, size: int) -> Tensor | None:
-    """Return None where the columns' groups follow each other, `size` columns each, else `group`."""
-    return None if torch.equal(group, torch.arange(len(group)) // max(size, 1)) else group

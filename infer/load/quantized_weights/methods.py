@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from ...errors import SourceError
 from ...spec import Finding
-from ...weights import Checkpoint, StoredCodes, Weight, num_bytes
+from ...weights import Checkpoint, num_bytes
 from . import bitsandbytes, compressed_tensors, fp8_mxfp4, gptq_awq
 from .packed_weight import PackedWeight, Settings
 
@@ -22,20 +22,6 @@ METHODS: dict[str, Find] = {
     "fbgemm_fp8": fp8_mxfp4.find_fp8,
     "mxfp4": fp8_mxfp4.find_mxfp4,
 }
-
-
-def decoded(checkpoint: Checkpoint, packed: Mapping[str, PackedWeight], method: str) -> dict[str, Weight]:
-    """Return the tensors of a checkpoint without the parts of packed weights, and those weights decoded."""
-    parts = {part for weight in packed.values() for part in weight.parts}
-    plain = {name: weight for name, weight in checkpoint.items() if name not in parts}
-    return plain | {name: _weight(held, method) for name, held in packed.items()}
-
-
-def _weight(packed: PackedWeight, method: str) -> Weight:
-    def no_codes() -> StoredCodes:
-        return StoredCodes.without(method, f"codes of {method} have no packed form here")
-
-    return Weight(packed.dtype, packed.shape, packed.rows, codes=packed.codes or no_codes)
 
 
 def open_quantized(checkpoint: Checkpoint, config: Any, where: str) -> tuple[Checkpoint, Finding]:
@@ -68,8 +54,8 @@ def open_quantized(checkpoint: Checkpoint, config: Any, where: str) -> tuple[Che
         raise SourceError(
             f"config.json names {method}, and no tensor of the checkpoint is packed so", where=where
         )
-    parts = {part for weight in packed.values() for part in weight.parts}
+    parts = {part for held in packed.values() for part in held.parts}
+    decoded = {name: weight for name, weight in checkpoint.items() if name not in parts}
+    decoded |= {name: held.weight for name, held in packed.items()}
     why = f"{len(packed)} weights of {method}; fidelity is measured against their decoded values"
-    return decoded(checkpoint, packed, str(method)), Finding(
-        "load", "quantized", num_bytes(checkpoint, parts) / 1e6, "MB", why
-    )
+    return decoded, Finding("load", "quantized", num_bytes(checkpoint, parts) / 1e6, "MB", why)

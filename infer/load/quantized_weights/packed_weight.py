@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...errors import SourceError
-from ...weights import Checkpoint, StoredCodes
+from ...weights import Checkpoint, StoredCodes, Weight
 from .group_codes import byte_codes
 
 Settings = Mapping[str, Any]
@@ -18,18 +17,11 @@ _LARGEST = 1 << 40
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
-@dataclass(frozen=True)
-class PackedWeight:
-    """A float weight as tensors of the checkpoint: its shape and dtype, `rows(start, stop)`, and the tensors' names.
+class PackedWeight(NamedTuple):
+    """A float weight decoded from tensors of the checkpoint, and the names of these."""
 
-    `codes()` describes its codes for formats that carry them over; without it they can't be.
-    """
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    rows: Callable[[int, int], Tensor]
+    weight: Weight
     parts: tuple[str, ...]
-    codes: Callable[[], StoredCodes] | None = None
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
@@ -101,6 +93,7 @@ def exponents(stored: Tensor) -> Tensor:
 
 
 def scaled_bytes(
+    kind: str,
     checkpoint: Checkpoint,
     weight: str,
     scale: str,
@@ -110,8 +103,8 @@ def scaled_bytes(
 ) -> PackedWeight:
     """Return a weight of int8 or float8 values [out, in] with a scale of the tensor, of rows, groups or blocks.
 
-    `block`: rows and columns of a block where the settings name them, else (). Raises `SourceError` where the scale's
-    shape fits none of these.
+    `kind`: the method; `block`: rows and columns of a block where the settings name them, else (). Raises `SourceError`
+    where the scale's shape fits none of these.
     """
     shape = checkpoint[weight].shape if weight in checkpoint else ()
     empty = 0 in (*shape, *checkpoint[scale].shape)
@@ -137,11 +130,10 @@ def scaled_bytes(
         row = torch.arange(start, stop) // height
         return (checkpoint[weight].rows(start, stop).float() * scales[row][:, column]).to(dtype)
 
-    codes = None
-    if checkpoint[weight].dtype == torch.int8 and height == 1:
+    def codes() -> StoredCodes:
+        if checkpoint[weight].dtype != torch.int8 or height > 1:
+            return StoredCodes.without(kind, f"codes of {kind} have no packed form here")
+        steps = lambda start, stop: checkpoint[scale].read().reshape(outputs, -1)[start:stop]  # noqa: E731
+        return byte_codes("int8", (outputs, inputs), dtype, lambda *at: checkpoint[weight].rows(*at), steps)
 
-        def codes() -> StoredCodes:
-            steps = lambda start, stop: checkpoint[scale].read().reshape(outputs, -1)[start:stop]  # noqa: E731
-            return byte_codes("int8", shape, dtype, lambda *at: checkpoint[weight].rows(*at), steps)
-
-    return PackedWeight(shape, dtype, rows, parts, codes)
+    return PackedWeight(Weight(dtype, shape, rows, codes=codes), parts)

@@ -13,7 +13,7 @@ from ...errors import SourceError
 from ...spec import Finding
 from ...weights import Checkpoint
 from ..checkpoint.transformers_key_mapping import convert_names
-from .huggingface_class import read_settings
+from .folder_model import read_settings
 
 GENERATING = ("AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq", "AutoModelForCausalLM")
 HEADS = (

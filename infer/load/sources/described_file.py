@@ -8,26 +8,21 @@ a function of tensors, and a finding says why.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-from torch import nn
 
 from ...errors import InferError, NotUsableError
 from ...plan import Plan
 from ...regular_files import read_json
 from ...spec import BATCH, Finding, TensorSpec
 from .. import heads
-from ..converted_tokenizer import ConvertedTokenizer, convert_tokenizer
+from ..carried_files import carry
 from ..heads.wrappers import Headed, OneChoice, SourceHead
-from ..hf_preprocessor import Preprocessor
 from ..loaded_model import LoadedModel
-from ..model_metadata import head_metadata, metadata
-from ..sentence_transformers.sentence_folder import SentenceFolder, read_sentence_folder
+from ..model_metadata import metadata
+from ..sentence_transformers.sentence_folder import read_sentence_folder
 from ..weight_loading.meta_model import build_on_meta
-from .huggingface import carried_files, read_preprocessing, require_transformers
-from .huggingface_class import possible_heads, read_settings
+from .folder_model import FolderModel, read_model, require_transformers
 
 SENTENCE_EMBEDDING = "sentence_embedding"  # of a sentence-transformers model with its pooling
 BY_TOKEN = ("token-classification", "question-answering", "fill-mask")  # tasks with an answer for each token
@@ -42,44 +37,34 @@ def described(plan: Plan, loaded: LoadedModel, folder: Path) -> LoadedModel:
         return loaded.saying(Finding("load", "task", "tensors", why=str(error)))
 
 
-@dataclass(frozen=True)
-class _Model:
-    """The model that a folder describes, without weights, as its task reads and answers."""
-
-    head: heads.Head
-    wrapped: nn.Module
-    sentence: SentenceFolder
-    preprocessor: Preprocessor | None
-    findings: tuple[Finding, ...]
-    config: dict[str, Any]
-    settings: Any
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Names of the outputs that its task answers with."""
-        return (SENTENCE_EMBEDDING,) if self.head.outputs == ("embedding",) else self.head.outputs
-
-
 def _described(plan: Plan, loaded: LoadedModel, folder: Path) -> LoadedModel:
-    model = _model(folder)
-    expected = heads.input_specs(model.wrapped, model.preprocessor)
-    inputs = _fitted(loaded.loose, expected)
-    outputs = _ordered(model, loaded.loose_outputs)
+    require_transformers()
+    sentence = read_sentence_folder(folder)
+    config = read_json(sentence.transformer / "config.json")
+    model = read_model(Plan(source=str(folder)), sentence, config, {})
+    task = model.head.task
+    if task == "text-generation":
+        raise NotUsableError(f"{model.name} generates, for which infer takes its model of torch")
+    built, _ = build_on_meta(lambda: heads.build(model.model_class, model.settings), model.name)
+    wrapped = model.wrap(built)
+    passes_on = isinstance(wrapped, Headed) and not isinstance(wrapped, OneChoice | SourceHead)
+    if not passes_on and task != "embedding":
+        raise NotUsableError(
+            f"the answers of {model.name} are computed of several of its outputs, by its model of torch"
+        )
+    inputs = _fitted(loaded.loose, model.inputs(wrapped))
+    outputs = _ordered(_outputs(model), loaded.loose_outputs)
     renamed = {
         old: new
         for before, after in zip(loaded.loose, inputs, strict=True)
         for old, new in zip(before.shape, after.shape, strict=True)
         if isinstance(old, str)
     }
-    tokens = "seq" if model.head.task in BY_TOKEN else ""
+    tokens = "seq" if task in BY_TOKEN else ""
     outputs = tuple(_renamed(spec, renamed, tokens) for spec in outputs)
-    sizes = heads.size_bounds(plan, model.config, model.wrapped, inputs)
-    task = model.head.task
-    meta = metadata(model.config, task, model.sentence, sizes)
-    meta |= head_metadata(model.head, model.preprocessor, model.settings, folder)
-    has_text = any(spec.name == "input_ids" for spec in inputs)
-    tokenizer = convert_tokenizer(folder) if has_text else ConvertedTokenizer({}, [])
-    why = f"{heads.architecture(model.config)}, which {folder / 'config.json'} names"
+    sizes = heads.size_bounds(plan, model.config, wrapped, inputs)
+    carried = carry(model.folder, inputs)
+    why = f"{model.name}, which {folder / 'config.json'} names"
     return replace(
         loaded,
         inputs=inputs,
@@ -89,34 +74,16 @@ def _described(plan: Plan, loaded: LoadedModel, folder: Path) -> LoadedModel:
         outputs=tuple(spec.name for spec in outputs),
         task=task,
         sizes=sizes,
-        files={**carried_files(folder), **tokenizer.files},
-        directory=tokenizer.directory,
-        meta={**meta, **loaded.meta, "outputs": outputs},
+        files=carried.files,
+        directory=carried.directory,
+        meta={**metadata(model, sizes), **loaded.meta, "outputs": outputs},
         preprocessor=model.preprocessor,
-    ).saying(Finding("load", "task", task, why=why), *model.findings, *tokenizer.findings)
+    ).saying(Finding("load", "task", task, why=why), *model.steps, *carried.findings)
 
 
-def _model(folder: Path) -> _Model:
-    """Build the model that a folder describes, on the meta device; raise `InferError` where no task of ours fits."""
-    require_transformers()
-    sentence = read_sentence_folder(folder)
-    config = read_json(sentence.transformer / "config.json")
-    possible, refusal = possible_heads(config, sentence.transformer, sentence)
-    if refusal is not None:
-        raise refusal
-    settings, name = read_settings(sentence.transformer), heads.architecture(config)
-    head, model_class = heads.choose(possible, name, settings, sentence.transformer)
-    if head.task == "text-generation":
-        raise NotUsableError(f"{name} generates, for which infer takes its model of torch")
-    preprocessor, steps = read_preprocessing(folder, head, settings)
-    model, _ = build_on_meta(lambda: heads.build(model_class, settings), name)
-    wrapped = heads.wrap(model, head, sentence, preprocessor)
-    passes_on = isinstance(wrapped, Headed) and not isinstance(wrapped, OneChoice | SourceHead)
-    if not passes_on and head.task != "embedding":
-        raise NotUsableError(
-            f"the answers of {name} are computed of several of its outputs, by its model of torch"
-        )
-    return _Model(head, wrapped, sentence, preprocessor, tuple(steps), config, settings)
+def _outputs(model: FolderModel) -> tuple[str, ...]:
+    """Return the names of the outputs that the task answers with."""
+    return (SENTENCE_EMBEDDING,) if model.head.outputs == ("embedding",) else model.head.outputs
 
 
 def _fitted(declared: Sequence[TensorSpec], expected: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
@@ -142,13 +109,13 @@ def _fit(spec: TensorSpec, known: TensorSpec) -> TensorSpec:
     return known
 
 
-def _ordered(model: _Model, declared: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+def _ordered(wanted: Sequence[str], declared: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
     """Return the outputs of a file, those of its task first; raise `NotUsableError` where it has others."""
     known = {spec.name: spec for spec in declared}
-    if absent := [name for name in model.outputs if name not in known]:
+    if absent := [name for name in wanted if name not in known]:
         why = ": the pooling is not in the file" if absent == [SENTENCE_EMBEDDING] else ""
         raise NotUsableError(f"the file gives {', '.join(known)} and no {', '.join(absent)}{why}")
-    first = [known[name] for name in model.outputs]
+    first = [known[name] for name in wanted]
     return (*first, *(spec for spec in declared if spec not in first))
 
 

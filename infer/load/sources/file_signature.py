@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from ... import rows
 from ...errors import UsageError
 from ...plan import Plan
 from ...spec import BATCH, TensorSpec
+from ..input_specs import asked_inputs
 from ..loaded_model import LoadedModel
 
 Specs = tuple[TensorSpec, ...]
@@ -21,11 +22,12 @@ def model_of_file(
 
     `named`: symbolic sizes to which the file itself gives a name. Raises `UsageError` for a wrong --input.
     """
-    loose = _overridden(plan, inputs)
+    asked = asked_inputs(plan)
+    loose = _overridden(asked, inputs)
     one_row = rows.is_one([spec.shape for spec in loose], [spec.shape for spec in outputs])
     if one_row:
         loose, outputs = rows.named(loose), rows.named(outputs)
-    uncertain = _uncertain_sizes(plan, loose, named)
+    uncertain = _uncertain_sizes([spec for spec in loose if spec.name not in asked], named)
     given, made = _with_batch(loose, outputs, uncertain)
     return LoadedModel(
         kind=kind,
@@ -42,9 +44,8 @@ def model_of_file(
     )
 
 
-def _overridden(plan: Plan, inputs: Sequence[TensorSpec]) -> Specs:
+def _overridden(asked: Mapping[str, TensorSpec], inputs: Sequence[TensorSpec]) -> Specs:
     """Return the inputs with those of --input in place of the file's; raise `UsageError` for one it does not have."""
-    asked = {spec.name: spec for spec in map(TensorSpec.parse, plan.inputs)}
     foreign = set(asked) - {spec.name for spec in inputs}
     if foreign:
         known = ", ".join(spec.name for spec in inputs)
@@ -54,16 +55,14 @@ def _overridden(plan: Plan, inputs: Sequence[TensorSpec]) -> Specs:
     return tuple(asked.get(spec.name, spec) for spec in inputs)
 
 
-def _uncertain_sizes(plan: Plan, inputs: Iterable[TensorSpec], named: Collection[str]) -> frozenset[str]:
+def _uncertain_sizes(inputs: Sequence[TensorSpec], named: Collection[str]) -> frozenset[str]:
     """Return the symbolic sizes of inputs that may be the batch: those that the file does not name, and `named` ones
     in front.
     """
-    specified = {text.partition("=")[0] for text in plan.inputs}
-    open_inputs = [spec for spec in inputs if spec.name not in specified]
-    sure = any(spec.batched for spec in open_inputs)
+    sure = any(spec.batched for spec in inputs)
     return frozenset(
         size
-        for spec in open_inputs
+        for spec in inputs
         for axis, size in enumerate(spec.shape)
         if isinstance(size, str) and size != BATCH and (size not in named or (axis == 0 and not sure))
     )

@@ -16,9 +16,8 @@ from ..module_copies import copy_structure
 from .user_module import UserModule, user_code_errors
 
 
-def load_user_module(plan: Plan) -> tuple[LoadedModel, UserModule]:
+def load_user_module(user_module: UserModule) -> LoadedModel:
     """Load `file.py:factory` as the source; the module brings its own weights."""
-    user_module = UserModule(plan.source)
 
     def build() -> nn.Module:
         with user_code_errors(user_module.text):
@@ -30,7 +29,7 @@ def load_user_module(plan: Plan) -> tuple[LoadedModel, UserModule]:
             )
         return module.eval()
 
-    return module_in_memory("module", build(), build, user_module), user_module
+    return module_in_memory("module", build(), build, user_module)
 
 
 def load_pickled(plan: Plan, user_module: UserModule | None) -> LoadedModel:

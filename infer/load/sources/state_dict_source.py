@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -27,8 +29,51 @@ from .user_module import UserModule
 SAVE_WEIGHTS = "Take the safetensors of this model, or save it once with model.save_pretrained(folder)"
 
 
+def fit_checkpoint(
+    build: Callable[[], nn.Module],
+    text: str,
+    checkpoint: Checkpoint,
+    where: str,
+    *,
+    key: str,
+    ignore: Iterable[str],
+    notes: Iterable[str],
+    wrap: Callable[[nn.Module], nn.Module] = lambda module: module,
+    prefix: str = "",
+) -> LoadedModel:
+    """Build a model, which `text` names, on meta and check every name and shape against the checkpoint (`fit_names`).
+
+    `notes`: what was done to open the checkpoint; `wrap` gives the model the form that is called, where its names begin
+    with `prefix`. Inputs, outputs and task are still to be told.
+    """
+    module, findings = build_on_meta(build, text)
+    fit, renamed = fit_names(module, checkpoint, where, key=key, ignore=ignore)
+    counters = missing_batch_counters(fit)
+    findings += [Finding("load", "checkpoint", note) for note in (*notes, *renamed)]
+    used = num_bytes(checkpoint, set(fit.found.values()))
+    findings.append(Finding("load", "weights", used / 1e6, "MB", describe(checkpoint)))
+
+    def rebuild() -> nn.Module:
+        made, _ = build_on_meta(lambda: separate(build(), module), text)
+        return wrap(_with_zero(made, counters))
+
+    return LoadedModel(
+        kind="state-dict",
+        module=wrap(_with_zero(module, counters)),
+        checkpoint=finite(checkpoint, where),
+        inputs=(),
+        renames={prefix + name: source for name, source in fit.found.items()},
+        weight_bytes=used,
+        findings=tuple(findings),
+        rebuild=rebuild,
+    )
+
+
 def load_state_dict(plan: Plan, kind: str) -> tuple[LoadedModel, UserModule]:
-    """Build `plan.model` on meta and check every name and shape against the checkpoint; no samples yet."""
+    """Match `plan.model` with the checkpoint, which is read before the user's file is run.
+
+    Raises `UsageError` without --model.
+    """
     path = Path(plan.source)
     checkpoint, notes, key = open_checkpoint(path, kind, plan.key or "")
     if plan.model is None:
@@ -37,30 +82,12 @@ def load_state_dict(plan: Plan, kind: str) -> tuple[LoadedModel, UserModule]:
             where=str(path),
             hint=_missing_model(path),
         )
-    user_module = UserModule(plan.model)
-    module, findings = build_on_meta(user_module.build, user_module.text)
-    fit, renamed = fit_names(module, checkpoint, str(path), key=key, ignore=plan.ignore_keys)
-    findings += [Finding("load", "checkpoint", text) for text in (*notes, *renamed)]
-    used = num_bytes(checkpoint, set(fit.found.values()))
-    findings.append(Finding("load", "weights", used / 1e6, "MB", describe(checkpoint)))
-
-    def rebuild() -> nn.Module:
-        made, _ = build_on_meta(lambda: separate(user_module.build(), module), user_module.text)
-        return _with_zero(made, missing_batch_counters(fit))
-
-    loaded = LoadedModel(
-        kind="safetensors" if kind == "safetensors" else "state-dict",
-        module=_with_zero(module, missing_batch_counters(fit)),
-        checkpoint=finite(checkpoint, str(path)),
-        inputs=user_module.inputs,
-        outputs=user_module.outputs,
-        task=user_module.task,
-        renames=fit.renames,
-        weight_bytes=used,
-        findings=tuple(findings),
-        rebuild=rebuild,
+    user = UserModule(plan.model)
+    fitted = fit_checkpoint(
+        *(user.build, user.text, checkpoint, str(path)), key=key, ignore=plan.ignore_keys, notes=notes
     )
-    return loaded, user_module
+    known = kind if kind == "safetensors" else fitted.kind
+    return replace(fitted, kind=known, inputs=user.inputs, outputs=user.outputs, task=user.task), user
 
 
 def _missing_model(path: Path) -> str:

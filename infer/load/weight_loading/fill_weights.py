@@ -43,20 +43,22 @@ def resolve_strategy(plan: Plan, loaded: LoadedModel) -> Choice:
     return Choice("load", "auto", "meta", sizes)
 
 
-def fill(loaded: LoadedModel, module: nn.Module | None = None, strategy: str | None = None) -> list[Finding]:
-    """Give every meta parameter and buffer of `module` (default `loaded.module`) its value, in place.
+def fill(loaded: LoadedModel, strategy: str | None = None) -> list[Finding]:
+    """Give every meta parameter and buffer of `loaded.module` its value, in place.
 
     Ties stay ties; values take the dtype the model was built with. Raises `SourceError` for a name that the
     checkpoint lacks and for NaN or infinity. Safe to call again: what already has a value is left alone.
     """
-    target = module if module is not None else loaded.module
-    chosen = strategy or loaded.load
+    target, chosen = loaded.module, strategy or loaded.load
     if chosen not in STRATEGIES:
         raise unknown("way to load", chosen, STRATEGIES)
     if target is None or loaded.checkpoint is None:
         return []
     begin = time.perf_counter()
-    source = _source_name(loaded)
+
+    def source(name: str) -> str:
+        return loaded.renames.get(name, name)
+
     streamed = ""
     if chosen == "offload":
         from .offload import stream_layers
@@ -189,10 +191,6 @@ def _fill_one(
         value = nn.Parameter(value, requires_grad=first.tensor.requires_grad and value.is_floating_point())
     for slot in group:
         assign(slot.owner, slot.attribute, value)
-
-
-def _source_name(loaded: LoadedModel) -> Callable[[str], str]:
-    return lambda name: loaded.renames.get(name, name)
 
 
 def _refuse_meta_buffers(module: nn.Module) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -123,15 +124,9 @@ def _drop_values(module: nn.Module) -> None:
     for owner, name, _, tensor in saved_tensors(module):
         if not tensor.is_meta:
             if id(tensor) not in on_meta:
-                empty = tensor.detach().to("meta")
-                on_meta[id(tensor)] = (
-                    nn.Parameter(empty, tensor.requires_grad) if _is_parameter(tensor) else empty
-                )
+                empty, is_parameter = tensor.detach().to("meta"), isinstance(tensor, nn.Parameter)
+                on_meta[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
             assign(owner, name, on_meta[id(tensor)])
-
-
-def _is_parameter(tensor: Tensor) -> bool:
-    return isinstance(tensor, nn.Parameter)
 
 
 def match_checkpoint(
@@ -166,27 +161,18 @@ def match_checkpoint(
     return CheckpointMatch(sources, missing, [n for n in held.values() if n not in used], shapes, stored)
 
 
+@dataclass
 class CheckpointMatch:
     """Mapping of model names to checkpoint names (`found`), and lists of what does not fit.
 
     `own`: names that the checkpoint has itself; others are found by a tensor that is tied to theirs.
     """
 
-    def __init__(
-        self,
-        found: dict[str, str],
-        missing: list[str],
-        unexpected: list[str],
-        shapes: list[str],
-        own: set[str],
-    ) -> None:
-        self.found, self.missing, self.unexpected, self.shapes, self.own = (
-            found,
-            missing,
-            unexpected,
-            shapes,
-            own,
-        )
+    found: dict[str, str]
+    missing: list[str]
+    unexpected: list[str]
+    shapes: list[str]
+    own: set[str]
 
     @property
     def renames(self) -> dict[str, str]:
