@@ -43,6 +43,9 @@ class MetricSums:
     rows: int = 0
     low: float = math.inf  # of the reference
     high: float = -math.inf
+    errors: list[Tensor] = field(
+        default_factory=list
+    )  # Frobenius norms [2, rows], of differences and the reference
     cosines: list[Tensor] = field(default_factory=list)  # of each row
     means: list[Tensor] = field(
         default_factory=list
@@ -60,6 +63,7 @@ class MetricSums:
             yield "rows", 0
             return
         yield "relative_error", _ratio(self.difference, self.norm)
+        yield "relative_error_max", self._worst_error()
         cosines = self._audible_cosines()
         yield "cosine", float(cosines.mean())
         yield "cosine_min", float(cosines.min())
@@ -77,6 +81,13 @@ class MetricSums:
         for what in ("non_finite", "float_non_finite", "only_float_nan"):
             if count := getattr(self, what):
                 yield what, count
+
+    def _worst_error(self) -> float | None:
+        """Return the relative error of the worst row; of one smaller than the usual row beside the usual one."""
+        errors, norms = torch.cat(self.errors, 1)
+        relative = errors / norms.clamp(min=float(norms.median()))
+        known = relative[~relative.isnan()]  # 0 / 0 of rows of zeros
+        return float(known.max()) if len(known) and bool(known.isfinite().all()) else None
 
     def _audible_cosines(self) -> Tensor:
         """Return the cosine of each row; 1 where both are nothing beside the largest row, as 1e-30 and 0 beside 1: the
@@ -191,6 +202,7 @@ def _add_rows(sums: MetricSums, reference: Tensor, got: Tensor) -> None:
         reference, got = reference.where(finite & sound, 0.0), got.where(finite & sound, 0.0)
     difference = got - reference
     error, norm, other = (vector_norm(t, dim=1, dtype=torch.float64) for t in (difference, reference, got))
+    sums.errors.append(torch.stack((error, norm)))
     sums.difference += float(error.square().sum())
     sums.norm += float(norm.square().sum())
     sums.low, sums.high = min(sums.low, float(reference.min())), max(sums.high, float(reference.max()))

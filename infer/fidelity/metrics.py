@@ -25,6 +25,7 @@ Shape = tuple[str, tuple[int, ...]]  # of one row of an output
 
 _WHY = {
     "relative_error": "Frobenius norm of the difference over that of the float output",
+    "relative_error_max": "the worst row, relative to the usual row if that is larger",
     "worst_slice_error": "of the slice with the largest error, relative to its deviation from its mean over the rows",
     "worst_row_error": "of the worst row, each slice in units of its deviation, or of the usual row's if more",
     "choice_loss": "how much lower the chosen class is in the float model, over how far its best class stands out",
@@ -66,8 +67,8 @@ def compare(
 class Comparison:
     """Metrics over many batches in bounded memory: call `add` for each, then `metrics`.
 
-    Float outputs: relative_error, worst_slice_error, worst_row_error, cosine, cosine_min, max_abs; choice_loss of those
-    that are no logits. Logits (an output of that
+    Float outputs: relative_error, relative_error_max, worst_slice_error, worst_row_error, cosine, cosine_min, max_abs;
+    choice_loss of those that are no logits. Logits (an output of that
     name, or any float output with two or more classes when `task` is classification or text-generation):
     rows, top1, kl, kl_max. Text generation with `input_ids`: perplexity of both. Embeddings [B, D]: nearest, recall,
     rank_correlation, over the first 512 rows. Integer outputs: exact, worst_value, out_of_range, and `changed` of

@@ -318,7 +318,7 @@ def test_scores_beside_boxes_are_refused_or_kept_finer(tmp_path: Path) -> None:
     made = optimize(plan, tmp_path / "model.infer").manifest
     finer = [layer for layer in made.layers if layer.format in ("int8", "fp16")]
     assert finer
-    assert all("rose nf4 →" in layer.why for layer in finer)
+    assert all(layer.why.startswith("rose ") for layer in finer)
 
 
 def test_one_short_row_is_judged_in_the_units_of_the_others() -> None:

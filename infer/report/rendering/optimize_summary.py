@@ -27,9 +27,11 @@ MOST = 3  # lines of a sentence; what is longer ends in "…"
 NAMES = {
     "top1": "top-1 agreement",
     "relative_error": "relative error",
+    "relative_error_max": "of the worst row",
     "perplexity_change": "perplexity change",
 }
-METRICS = ("perplexity_change", "top1", "relative_error", "cosine", "kl", "exact")  # what matters most first
+# What matters most first.
+METRICS = ("perplexity_change", "top1", "relative_error", "relative_error_max", "cosine", "kl", "exact")
 
 
 def render_screen(report: Report, console: Console, path: Path) -> None:
@@ -125,7 +127,7 @@ def _fidelity(report: Report, width: int) -> str:
         rows = [row for row in report.fidelity if row.metric == metric]
         if not rows:
             continue
-        row = max(rows, key=lambda r: r.used or 0.0)
+        row = max(rows, key=lambda r: (r.used or 0.0, float(r.value or 0)))
         limit = "" if row.limit is None else f" (limit {row.limit:g})"
         is_share = metric == "top1" and isinstance(row.value, float)
         value = (
