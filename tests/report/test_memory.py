@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from infer import device as hardware
 from infer.errors import UsageError
 from infer.graph import capture, storage
-from infer.graph.program import Graph
+from infer.graph.program import TorchGraph
 from infer.plan import Plan
 from infer.report.measurements import memory, profile, roofline
 from infer.report.measurements.forked_memory import ForkingProbe, populate, resident_file_pages
@@ -35,19 +36,24 @@ class Tiny(nn.Module):
         return self.linear(x)
 
 
-def tiny_graph() -> Graph:
+def tiny_graph() -> TorchGraph:
     return capture.capture(
         Tiny().eval(), (TensorSpec("x", "float32", ("batch", 16)),), {"x": torch.randn(3, 16)}
     )
 
 
+def save(graph: TorchGraph, folder: Path) -> None:
+    """Write a graph with golden rows, as an artifact has them."""
+    storage.save(graph, folder)
+    (folder / "golden").mkdir()
+    save_file(dict(graph.samples), folder / "golden" / "inputs.safetensors")
+    save_file(graph.run(graph.samples), folder / "golden" / "outputs.safetensors")
+
+
 @pytest.fixture(scope="module")
 def tiny_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
-    graph = tiny_graph()
-    storage.save(graph, folder)
-    (folder / "golden").mkdir()
-    save_file({"x": graph.samples["x"]}, folder / "golden" / "inputs.safetensors")
+    save(tiny_graph(), folder)
     return folder
 
 
@@ -101,12 +107,28 @@ class Scaled(nn.Module):
 def test_memory_of_a_model_whose_first_input_has_no_axes_is_measured(tmp_path: Path) -> None:
     inputs = (TensorSpec("rate", "float32", ()), TensorSpec("x", "float32", ("batch", 8)))
     samples = {"rate": torch.tensor(2.0), "x": torch.randn(3, 8)}
-    storage.save(capture.capture(Scaled(), inputs, samples), tmp_path)
-    (tmp_path / "golden").mkdir()
-    save_file(samples, tmp_path / "golden" / "inputs.safetensors")
+    save(capture.capture(Scaled(), inputs, samples), tmp_path)
     found = memory.probe("eager", tmp_path)
     assert found.failure == ""
     assert found.batch == 3
+
+
+class Large(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.repeat(1, 1 << 20)
+
+
+def test_the_peak_holds_what_the_self_test_takes(tmp_path: Path) -> None:
+    """It compares in double precision: two copies of 32 MB of the outputs, of which a call needs none."""
+    graph = capture.capture(
+        Large(),
+        (TensorSpec("x", "float32", ("batch", 4)),),
+        {"x": torch.randn(2, 4)},
+        sizes={"batch": (1, 2)},
+    )
+    save(replace(graph, samples={"x": graph.samples["x"][:1]}), tmp_path)
+    found = memory.probe("eager", tmp_path)
+    assert found.peak - found.steady > 64 << 20
 
 
 def test_a_failed_memory_probe_reports_its_last_output(tiny_artifact: Path) -> None:
