@@ -119,7 +119,7 @@ class Large(nn.Module):
 
 
 def test_the_peak_holds_what_the_self_test_takes(tmp_path: Path) -> None:
-    """It compares in double precision: two copies of 32 MB of the outputs, of which a call needs none."""
+    """The self-test compares in double precision: two copies of 32 MB of the outputs, of which a call needs none."""
     graph = capture.capture(
         Large(),
         (TensorSpec("x", "float32", ("batch", 4)),),
