@@ -19,7 +19,8 @@ from .input_rounding import Run, beyond_rounding
 
 FACTORS = {"values x .25 to 4": (0.25, 4.0), "values x 100": (100.0, 100.0)}  # of the numbers of a row
 ROWS, FEW, MANY = 8, 2, 64  # compared at each place; of a slow model; of a small one
-SLOW, SMALL = 0.05, 1 << 16  # seconds of a row; values of the inputs of all rows
+# Seconds of a row; of one of which a single row is compared; values of the inputs of all rows.
+SLOW, SLOWEST, SMALL = 0.05, 0.5, 1 << 16
 
 
 def places(
@@ -70,7 +71,7 @@ def _count(
         return min(max(-(-wanted // step) * step, least), max(most // step * step, step))
 
     if row_seconds > SLOW:
-        return taken(FEW)
+        return taken(FEW if row_seconds < SLOWEST else 1)
     usual = taken(ROWS)
     start = time.perf_counter()
     run({spec.name: spec.with_rows(samples[spec.name], usual) for spec in inputs})

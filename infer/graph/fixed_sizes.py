@@ -388,7 +388,8 @@ def _rows_are_independent(module: nn.Module, graph: TorchGraph, sizes: Sizes) ->
     """
     if not all(spec.shape and spec.shape[0] in (1, BATCH) for spec in graph.outputs):
         return False
-    named, most = with_named_rows(graph), max(sizes.get(BATCH, (1, 1))[1], MOST_ROWS)
+    asked = sizes.get(BATCH, (1, 1))[1]
+    named, most = with_named_rows(graph), max(asked, MOST_ROWS) if asked > 1 else 2
 
     def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         outputs = flatten(module(**clones(inputs)))

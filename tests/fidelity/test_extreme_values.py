@@ -147,13 +147,14 @@ def test_rows_that_come_in_threes_are_asked_for_in_threes() -> None:
         assert run(inputs)["y"].shape == (len(inputs["x"]) // 3, 8)
 
 
-def test_a_model_that_is_known_to_be_slow_is_asked_for_two_rows_at_once() -> None:
+@pytest.mark.parametrize(("seconds", "rows"), [(0.1, 2), (1.0, 1)])
+def test_a_model_that_is_known_to_be_slow_is_asked_for_few_rows(seconds: float, rows: int) -> None:
     specs, counts = (TensorSpec("x", "float32", ("batch", 8)),), list[int]()
 
     def same(inputs: Mapping[str, Tensor]) -> Outputs:
         counts.append(len(inputs["x"]))
         return {"y": inputs["x"]}
 
-    for _, inputs, _ in places(specs, FLOATS, {"batch": (1, 32)}, {}, same, same, row_seconds=1.0):
-        assert len(inputs["x"]) == 2
-    assert set(counts) <= {2}
+    for _, inputs, _ in places(specs, FLOATS, {"batch": (1, 32)}, {}, same, same, row_seconds=seconds):
+        assert len(inputs["x"]) == rows
+    assert set(counts) <= {rows}

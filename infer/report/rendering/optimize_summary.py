@@ -122,12 +122,16 @@ def _speed(report: Report) -> str:
 
 def _fidelity(report: Report, width: int) -> str:
     """List the metrics of the worst output with their limits, as many as fit, the most telling ones first."""
-    text = ""
+    text, whole = "", 0.0
     for metric in METRICS:
         rows = [row for row in report.fidelity if row.metric == metric]
         if not rows:
             continue
         row = max(rows, key=lambda r: (r.used or 0.0, float(r.value or 0)))
+        if metric == "relative_error":
+            whole = float(row.value or 0.0)
+        elif metric == "relative_error_max" and float(row.value or 0.0) <= whole:
+            continue  # the error of all is that of a batch size or of a place with larger ones
         limit = "" if row.limit is None else f" (limit {row.limit:g})"
         is_share = metric == "top1" and isinstance(row.value, float)
         value = (
