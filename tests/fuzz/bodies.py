@@ -143,7 +143,7 @@ def openai_json(data: bytes, chance: random.Random) -> None:
 
 MODEL = double()
 RPC: Any = message_classes(PROTO)["ModelInferRequest"]
-ENGINE: Any = SimpleNamespace(info=MODEL.info, collator=Collator(MODEL.info))
+ENGINE: Any = SimpleNamespace(info=MODEL.info, collator=Collator(MODEL.info), takes_text=False)
 
 
 def kserve_binary(data: bytes, chance: random.Random) -> None:
