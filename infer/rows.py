@@ -6,6 +6,7 @@ cut, taken and joined here, of torch tensors and of numpy arrays.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     Value = TypeVar("Value", Tensor, np.ndarray)
+
+LARGE = 1 << 21  # values of the inputs of a call
 
 
 def have_rows(inputs: Iterable[TensorSpec]) -> bool:
@@ -40,10 +43,14 @@ def without(specs: Iterable[TensorSpec], name: str = "rows") -> tuple[TensorSpec
 def is_one(inputs: Iterable[Sequence[int | str]], outputs: Iterable[Sequence[int | str]] = ()) -> bool:
     """Return true where the shapes of a call all begin with the number 1, some with more sizes: it takes one row.
 
-    Single numbers among the inputs are shared.
+    Single numbers among the inputs are shared. Inputs of `LARGE` values and more, as of volumes, are one call: rows of
+    them take seconds each, and all that is tried of a model is tried on some.
     """
-    shapes = [*filter(len, inputs), *outputs]
-    return {tuple(shape[:1]) for shape in shapes} == {(1,)} and any(len(shape) > 1 for shape in shapes)
+    taken = [tuple(shape) for shape in inputs if len(shape)]
+    shapes = [*taken, *map(tuple, outputs)]
+    values = sum(math.prod(size for size in shape if isinstance(size, int)) for shape in taken)
+    several = any(len(shape) > 1 for shape in shapes)
+    return {shape[:1] for shape in shapes} == {(1,)} and several and values < LARGE
 
 
 def named(specs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
