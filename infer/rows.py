@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Value = TypeVar("Value", Tensor, np.ndarray)
 
-LARGE = 1 << 21  # values of the inputs of a call
+LARGE = 1 << 21  # values of the inputs of a call, from which on it is not taken for a row: a volume, say
 
 
 def have_rows(inputs: Iterable[TensorSpec]) -> bool:
@@ -40,11 +40,11 @@ def without(specs: Iterable[TensorSpec], name: str = "rows") -> tuple[TensorSpec
     )
 
 
-def is_one(inputs: Iterable[Sequence[int | str]], outputs: Iterable[Sequence[int | str]] = ()) -> bool:
-    """Return true where the shapes of a call all begin with the number 1, some with more sizes: it takes one row.
+def takes_one(inputs: Iterable[Sequence[int | str]], outputs: Iterable[Sequence[int | str]] = ()) -> bool:
+    """Return true where a call takes one row: all its shapes begin with the number 1, and some have more sizes.
 
-    Single numbers among the inputs are shared. Inputs of `LARGE` values and more, as of volumes, are one call: rows of
-    them take seconds each, and all that is tried of a model is tried on some.
+    Inputs that are a single number belong to all rows. False of `LARGE` inputs, of which a row can take seconds:
+    comparing eight of them on every backend takes minutes.
     """
     taken = [tuple(shape) for shape in inputs if len(shape)]
     shapes = [*taken, *map(tuple, outputs)]
@@ -53,7 +53,7 @@ def is_one(inputs: Iterable[Sequence[int | str]], outputs: Iterable[Sequence[int
     return {shape[:1] for shape in shapes} == {(1,)} and several and values < LARGE
 
 
-def named(specs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
+def with_batch(specs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
     """Return specs with the batch in place of the first size; single numbers have none."""
     return tuple(
         TensorSpec(spec.name, spec.dtype, (BATCH, *spec.shape[1:])) if spec.shape else spec for spec in specs

@@ -19,8 +19,8 @@ from .input_rounding import Run, beyond_rounding
 
 FACTORS = {"values x .25 to 4": (0.25, 4.0), "values x 100": (100.0, 100.0)}  # of the numbers of a row
 ROWS, FEW, MANY = 8, 2, 64  # compared at each place; of a slow model; of a small one
-# Seconds of a row; of one of which a single row is compared; values of the inputs of all rows.
-SLOW, SLOWEST, SMALL = 0.05, 0.5, 1 << 16
+SLOW, SLOWEST = 0.05, 0.5  # seconds of a row, from which on few are compared, and a single one
+SMALL = 1 << 16  # values of the inputs of all rows
 
 
 def places(

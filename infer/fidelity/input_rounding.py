@@ -20,8 +20,8 @@ NUDGE = 1e-6  # relative, of the inputs: some roundings of float32
 STEADY = 1e-4  # relative to a value and its output's root mean square: what rounding of the inputs may move
 MOST = 0.75  # of the rows: where a value is not steady in so many, it stayed in place in the others by chance
 BEYOND = 2.0  # times what a value that is not steady moves by, or the usual one of these, are no difference
-# Times of an output that rounding moves by more than a share of its root mean square, and that differs as a whole by no
-# more than `BEYOND`: of thousands of such values the furthest lies several times as far off as the usual one.
+# Where rounding moves an output by more than this share of its root mean square, and the difference as a whole is no
+# larger than `BEYOND` allows, single values may be so many times off: of thousands one lies far from the usual.
 CHAOTIC, BEYOND_CHAOS = 0.02, 8.0
 
 

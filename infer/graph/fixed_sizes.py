@@ -389,7 +389,8 @@ def _rows_are_independent(module: nn.Module, graph: TorchGraph, sizes: Sizes) ->
     if not all(spec.shape and spec.shape[0] in (1, BATCH) for spec in graph.outputs):
         return False
     asked = sizes.get(BATCH, (1, 1))[1]
-    named, most = with_named_rows(graph), max(asked, MOST_ROWS) if asked > 1 else 2
+    most = max(asked, MOST_ROWS) if asked > 1 else 2  # of a model that is called with one row two tell enough
+    named = with_named_rows(graph)
 
     def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         outputs = flatten(module(**clones(inputs)))

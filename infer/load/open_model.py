@@ -59,10 +59,10 @@ def load(
     if loaded.module is not None:
         inputs, proposed = resolve_inputs(plan, inputs, loaded.module)
         findings += proposed
-        if rows.is_one(
+        if rows.takes_one(
             [spec.shape for spec in inputs]
         ):  # of which several run one by one where they are independent
-            inputs, sizes = rows.named(inputs), {**sizes, BATCH: (1, 1)}
+            inputs, sizes = rows.with_batch(inputs), {**sizes, BATCH: (1, 1)}
         if size is None:
             tensors = (*loaded.module.parameters(), *loaded.module.buffers())
             size = sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())

@@ -340,28 +340,28 @@ class UserModuleRunner:
 
 
 class _RoundedModule(UserModuleRunner):
-    """The user's own module, whose float32 constants differ in one of their last bits while it runs."""
+    """The user's own module with copies in place of its float32 constants while it runs, a late bit of each flipped."""
 
     def __init__(self, module: nn.Module, graph: Graph, seed: int) -> None:
         super().__init__(module, graph)
-        self._bit = 4 << seed  # of 2^-22 to 2^-21 of a value, of seed 0
+        self._bit = 4 << seed  # of seed 0 2^-22 to 2^-21 of a value
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Run one batch, and leave the constants as they were, to the bit."""
+        """Run one batch; what the constants were stored in, which may be mapped to be read alone, is not written to."""
         tensors = (*self._module.parameters(), *self._module.buffers())
-        flipped: list[tuple[Tensor, Tensor]] = []
-        with torch.no_grad():
-            try:
-                for value in (t.detach() for t in tensors if t.dtype == torch.float32):
-                    # Of zero, and of what is not finite, the bit would make another kind of number.
-                    normal = (value.abs() >= torch.finfo(value.dtype).tiny) & value.isfinite()
-                    bits = normal.to(torch.int32) * self._bit
-                    value.view(torch.int32).bitwise_xor_(bits)
-                    flipped.append((value, bits))
-                return super().run(inputs)
-            finally:
-                for value, bits in reversed(flipped):
-                    value.view(torch.int32).bitwise_xor_(bits)
+        own = [(t, t.data) for t in tensors if t.dtype == torch.float32 and not t.is_inference()]
+        try:
+            for tensor, value in own:
+                tensor.data = self._flipped(value)
+            return super().run(inputs)
+        finally:
+            for tensor, value in own:
+                tensor.data = value
+
+    def _flipped(self, value: Tensor) -> Tensor:
+        """Flip the bit of numbers: of zero, and of what is not finite, it would make another kind of number."""
+        normal = (value.abs() >= torch.finfo(value.dtype).tiny) & value.isfinite()
+        return torch.bitwise_xor(value.view(torch.int32), normal.int() * self._bit).view(value.dtype)
 
 
 class UserFileRunner:

@@ -342,7 +342,7 @@ class OnnxProgram(Block, NamedInputs):
             )
         super().__init__(model.graph, opsets, folder)
         shapes = ([_shape(model.graph, name) for name in names] for names in (self.inputs, self.outputs))
-        self._one_row = rows.is_one(*shapes)
+        self._one_row = rows.takes_one(*shapes)
         self.names = {keyword(name): name for name in self.inputs}
         if len(self.names) < len(self.inputs):
             raise NotUsableError("not imported: names of inputs differ only in signs", hint="It runs as ONNX")

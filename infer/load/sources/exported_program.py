@@ -90,7 +90,7 @@ def as_module(
         )
     names = tuple(spec.name for spec in inputs)
     module = _without_guards(program) if as_written else with_layers(program)
-    one_row = rows.is_one([spec.shape for spec in inputs])
+    one_row = rows.takes_one([spec.shape for spec in inputs])
     return KeywordModule(module, names[: args.num_leaves], tuple(kwargs.context), one_row=one_row)
 
 

@@ -24,9 +24,9 @@ def model_of_file(
     """
     asked = asked_inputs(plan)
     loose = _overridden(asked, inputs)
-    one_row = rows.is_one([spec.shape for spec in loose], [spec.shape for spec in outputs])
+    one_row = rows.takes_one([spec.shape for spec in loose], [spec.shape for spec in outputs])
     if one_row:
-        loose, outputs = rows.named(loose), rows.named(outputs)
+        loose, outputs = rows.with_batch(loose), rows.with_batch(outputs)
     uncertain = _uncertain_sizes([spec for spec in loose if spec.name not in asked], named)
     given, made = _with_batch(loose, outputs, uncertain)
     return LoadedModel(

@@ -50,7 +50,7 @@ def load_torchscript(plan: Plan, user_module: UserModule | None) -> LoadedModel:
     order = tuple(by_name[name] for name in names if name in by_name)
     program = _convert(script, tuple(_placeholder(spec) for spec in order), plan.source)
     takes = tuple(spec.name for spec in order)
-    one_row = rows.is_one([spec.shape for spec in order])
+    one_row = rows.takes_one([spec.shape for spec in order])
 
     def build() -> KeywordModule:
         return KeywordModule(with_layers(program), takes, one_row=one_row)
