@@ -8,7 +8,7 @@ from torch import Tensor
 
 from infer.kernels.ops.coded_weight import CodedWeight
 from infer.load.checkpoint.stacked_codes import stack_codes
-from infer.load.quantized_weights.group_codes import integer_codes
+from infer.load.quantized_weights.group_codes import GroupedIntegers
 from infer.weights import StoredCodes
 
 ROWS, COLUMNS, GROUP = 6, 128, 64
@@ -21,13 +21,16 @@ def projection(bits: int, zero: int | None, seed: int, order: Tensor | None = No
     scales = torch.rand((ROWS, COLUMNS // GROUP), generator=generator) + 0.1
     drawn = torch.randint(1, 2**bits, scales.shape, generator=generator)
     zeros = drawn if zero is None else torch.full_like(drawn, zero)
-    return integer_codes(
+    integers = GroupedIntegers(
         *("gptq", bits, (ROWS, COLUMNS), torch.float32),
         codes=lambda start, stop: codes[start:stop],
         zeros=lambda start, stop: zeros[start:stop],
         scales=lambda start, stop: scales[start:stop],
-        group=order,
+        group=torch.arange(COLUMNS) // GROUP if order is None else order,
     )
+    stored = integers.weight().codes
+    assert stored is not None
+    return stored()
 
 
 def decoded(codes: StoredCodes, start: int, stop: int) -> Tensor:

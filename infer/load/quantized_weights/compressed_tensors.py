@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...errors import SourceError
 from ...weights import Checkpoint, StoredCodes, Weight
-from .group_codes import integer_weight, table_codes
+from .group_codes import GroupedIntegers, table_codes
 from .packed_weight import (
     E2M1,
     PackedWeight,
@@ -117,7 +117,7 @@ def _integers(checkpoint: Checkpoint, name: str, bits: set[int]) -> PackedWeight
             return torch.full((stop - start, groups), 1 << width - 1, dtype=torch.int32)
         return unpack(checkpoint[zero].read().t(), width).t()[start:stop]
 
-    weight = integer_weight(
+    integers = GroupedIntegers(
         *(f"compressed-tensors {width} bits", width, (outputs, inputs), checkpoint[scale].dtype),
         codes=lambda *at: unpack(checkpoint[f"{name}.weight_packed"].rows(*at), width)[:, :inputs],
         zeros=zeros_of,
@@ -125,7 +125,7 @@ def _integers(checkpoint: Checkpoint, name: str, bits: set[int]) -> PackedWeight
         group=group,
     )
     stored = (f"weight_{one}" for one in ("packed", "shape", "scale", "zero_point", "g_idx"))
-    return PackedWeight(weight, _parts(checkpoint, name, *stored))
+    return PackedWeight(integers.weight(), _parts(checkpoint, name, *stored))
 
 
 def _stored(checkpoint: Checkpoint, name: str, block: tuple[int, ...]) -> PackedWeight:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...errors import SourceError
 from ...weights import Checkpoint
-from .group_codes import integer_weight
+from .group_codes import GroupedIntegers
 from .packed_weight import (
     PackedWeight,
     Settings,
@@ -82,14 +82,14 @@ def _gptq(checkpoint: Checkpoint, name: str, bits: int, offset: int) -> PackedWe
     def scales_of(start: int, stop: int) -> Tensor:
         return checkpoint[f"{name}.scales"].read()[:, start:stop]
 
-    weight = integer_weight(
+    integers = GroupedIntegers(
         *(f"gptq {bits} bits", bits, (outputs, inputs), dtype),
         codes=codes_of,
         zeros=lambda *at: zeros_of(*at).t(),
         scales=lambda *at: scales_of(*at).t(),
         group=group,
     )
-    return PackedWeight(weight, tuple(parts))
+    return PackedWeight(integers.weight(), tuple(parts))
 
 
 def _awq(checkpoint: Checkpoint, name: str) -> PackedWeight:
@@ -112,11 +112,13 @@ def _awq(checkpoint: Checkpoint, name: str) -> PackedWeight:
     def of(part: str, start: int, stop: int) -> Tensor:
         return columns(checkpoint[f"{name}.{part}"].read(), start, stop)
 
-    weight = integer_weight(
+    integers = GroupedIntegers(
         *("awq 4 bits", 4, (outputs, inputs), dtype),
         codes=lambda *at: of("qweight", *at).t(),
         zeros=lambda *at: of("qzeros", *at).t(),
         scales=lambda start, stop: checkpoint[f"{name}.scales"].read()[:, start:stop].t(),
         group=torch.arange(inputs) // (inputs // groups),
     )
-    return PackedWeight(weight, tuple(f"{name}.{part}" for part in ("qweight", "qzeros", "scales")))
+    return PackedWeight(
+        integers.weight(), tuple(f"{name}.{part}" for part in ("qweight", "qzeros", "scales"))
+    )

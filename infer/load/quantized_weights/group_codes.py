@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,75 +14,60 @@ from ...weights import StoredCodes, Weight
 PART = 64
 
 
-def integer_weight(
-    kind: str,
-    bits: int,
-    shape: tuple[int, int],
-    dtype: torch.dtype,
-    *,
-    codes: Callable[[int, int], Tensor],
-    zeros: Callable[[int, int], Tensor],
-    scales: Callable[[int, int], Tensor],
-    group: Tensor,
-) -> Weight:
-    """Return the weight (code - zero) * scale, rounded once to `dtype`; arguments are those of `integer_codes`."""
-
-    def rows(start: int, stop: int) -> Tensor:
-        values = codes(start, stop) - zeros(start, stop)[:, group]
-        return (values.float() * scales(start, stop).float()[:, group]).to(dtype).contiguous()
-
-    return Weight(
-        dtype,
-        shape,
-        rows,
-        codes=lambda: integer_codes(
-            kind, bits, shape, dtype, codes=codes, zeros=zeros, scales=scales, group=group
-        ),
-    )
-
-
-def integer_codes(
-    kind: str,
-    bits: int,
-    shape: tuple[int, int],
-    dtype: torch.dtype,
-    *,
-    codes: Callable[[int, int], Tensor],
-    zeros: Callable[[int, int], Tensor],
-    scales: Callable[[int, int], Tensor],
-    group: Tensor | None = None,
-) -> StoredCodes:
-    """Return codes of the weight (code - zero) * scale.
+@dataclass(frozen=True)
+class GroupedIntegers:
+    """Weight (code - zero) * scale of `bits` bits: `weight` gives its values, and its codes.
 
     `codes(start, stop)`: integers [rows, K] below 2**bits; `zeros` and `scales`: [rows, groups] of the same rows;
-    `group` int64 [K]: the group of each column, in order where it is not given.
+    `group` int64 [K]: the group of each column.
     """
-    count = scales(0, 1).shape[1]
-    refused = _refused(shape[1], count, group)
-    if refused:
-        return StoredCodes.without(kind, refused)
-    in_order = torch.arange(shape[1]) // (shape[1] // count)
-    order = None if group is None or torch.equal(group, in_order) else torch.argsort(group, stable=True)
-    every = zeros(0, shape[0])
-    middle = int(every.flatten()[0]) if every.numel() else 0
-    uniform = bool((every == middle).all()) and (bits < 8 or middle == 128)
 
-    def rows(start: int, stop: int) -> dict[str, Tensor]:
-        values, scale = codes(start, stop), scales(start, stop)
-        values = values if order is None else values[:, order]
+    kind: str
+    bits: int
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    codes: Callable[[int, int], Tensor]
+    zeros: Callable[[int, int], Tensor]
+    scales: Callable[[int, int], Tensor]
+    group: Tensor
+
+    def weight(self) -> Weight:
+        """Return the weight, rounded once to its dtype."""
+        return Weight(self.dtype, self.shape, self._rows, codes=self._stored)
+
+    def _rows(self, start: int, stop: int) -> Tensor:
+        values = self.codes(start, stop) - self.zeros(start, stop)[:, self.group]
+        scales = self.scales(start, stop).float()[:, self.group]
+        return (values.float() * scales).to(self.dtype).contiguous()
+
+    def _stored(self) -> StoredCodes:
+        """Return the codes, in the order of their groups."""
+        bits, (rows, columns) = self.bits, self.shape
+        count = self.scales(0, 1).shape[1]
+        if refused := _refused(columns, count, self.group):
+            return StoredCodes.without(self.kind, refused)
+        in_order = torch.equal(self.group, torch.arange(columns) // (columns // count))
+        order = None if in_order else torch.argsort(self.group, stable=True)
+        every = self.zeros(0, rows)
+        middle = int(every.flatten()[0]) if every.numel() else 0
+        uniform = bool((every == middle).all()) and (bits < 8 or middle == 128)
         base = middle if uniform else 128 if bits == 8 else 0
-        parts = {"scale": scale.contiguous()}
-        if bits == 8:
-            parts["codes"] = (values - base).to(torch.int8)
-        else:
-            parts["codes"] = pack(values.to(torch.uint8).contiguous(), bits)
-            parts["table"] = (torch.arange(2**bits, dtype=torch.float32) - base)[None]
-        if not uniform:
-            moved = base - zeros(start, stop)
-            parts["minimum"] = moved.float() * scale.float() if bits == 8 else moved.to(torch.int8)
-        return parts
 
-    return StoredCodes(kind, shape, rows, dtype, order=order)
+        def parts_of(start: int, stop: int) -> dict[str, Tensor]:
+            values, scale = self.codes(start, stop), self.scales(start, stop)
+            values = values if order is None else values[:, order]
+            parts = {"scale": scale.contiguous()}
+            if bits == 8:
+                parts["codes"] = (values - base).to(torch.int8)
+            else:
+                parts["codes"] = pack(values.to(torch.uint8).contiguous(), bits)
+                parts["table"] = (torch.arange(2**bits, dtype=torch.float32) - base)[None]
+            if not uniform:
+                moved = base - self.zeros(start, stop)
+                parts["minimum"] = moved.float() * scale.float() if bits == 8 else moved.to(torch.int8)
+            return parts
+
+        return StoredCodes(self.kind, self.shape, parts_of, self.dtype, order=order)
 
 
 def _refused(columns: int, groups: int, group: Tensor | None) -> str:
