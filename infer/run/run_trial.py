@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
 from torch import Tensor
 
 from .. import carried_state, fidelity, library_errors, plugins, rows
@@ -34,6 +35,7 @@ from .trial import Trial
 
 CALLS, LAST_CALLS = 40, 8  # with a carried state; the last ones are compared
 MAX_ROWS = 256  # of the samples are compared; more buy no certainty worth their time
+BEYOND_ROUNDING = "beyond what rounding does in the original"
 TOGETHER = 8  # rows in one call of a comparison, which is made once at least
 # Of the original on rows of ours: more of them say nothing new where nothing is rounded, and little where formats are.
 INVENTED_SECONDS, INVENTED_FORMAT_SECONDS = 1.0, 12.0
@@ -365,7 +367,9 @@ def _at_values(
     whole: fidelity.Comparison,
     row_seconds: float,
 ) -> list[Metric]:
-    """Compare at values that the samples do not hold, where no format explains a difference."""
+    """Compare at values that the samples do not hold, where no format explains a difference; the metrics say that they
+    are of what lies beyond rounding in the original.
+    """
     if isinstance(runner, FullSequenceRunner) or isinstance(graph, StreamedGraph):
         return []
     metrics: list[Metric] = []
@@ -383,7 +387,11 @@ def _at_values(
         metrics += batch_sizes.compare_size(
             where, [inputs], reference.run, run, graph.task, usual, whole.of_other_rows()
         )
-    return metrics
+    measured = ("relative_error", "worst_slice_error")
+    return [
+        replace(metric, detail=f"{metric.detail}; {BEYOND_ROUNDING}") if metric.name in measured else metric
+        for metric in metrics
+    ]
 
 
 def weightless_outputs(graph: Graph, dtype: str) -> frozenset[str]:
