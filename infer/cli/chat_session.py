@@ -17,6 +17,7 @@ from ..predict.predictor import Predictor
 
 LONGEST_ANSWER = 1024
 ROOM = 64  # tokens for an answer, below which old messages are left out
+STOPPED = Text(" (stopped)", style="dim")
 HELP = """\
 /reset          forget the conversation
 /system TEXT    set the system message; without TEXT: none
@@ -97,20 +98,24 @@ class ChatSession:
         self.turns.append({"role": "user", "content": line})
         try:
             options = {**self.options, "max_tokens": self._room()}
+            parser = self._parser()
             stream = self.predictor.stream_chat(self._messages(), **options)
         except InputError as error:
             self.turns.pop()
             self.notes.print(Text(str(error), style="red"))
             return
+        except KeyboardInterrupt:  # of a long prompt, before the answer began
+            self.turns.pop()
+            self.console.print(STOPPED)
+            return
         parts: list[ToolDelta] = []
-        parser = self._parser()
         with stream:
             try:
                 for piece in stream:
                     parts += self._show(parser, piece.text, last=piece.finish_reason is not None)
             except KeyboardInterrupt:
                 stream.close()
-                self.console.print(Text(" (stopped)", style="dim"), end="")
+                self.console.print(STOPPED, end="")
         self.console.print()
         completion, parsed = stream.completion, joined(parts)
         completion.text, completion.reasoning = parsed.content or "", parsed.reasoning

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -22,6 +23,7 @@ pytest.importorskip("transformers")
 
 from infer import Predictor
 from infer.cli import main
+from infer.llm.llm import LanguageModel
 from infer.llm.text.chat_template import FILE
 from tests.support.llm_artifacts import PYDOC, tiny
 from tests.support.tiny_decoders import SIZES
@@ -261,10 +263,10 @@ def test_on_a_terminal_ctrl_c_stops_the_answer_and_not_the_program(lm: Path) -> 
         os.close(theirs)
         shown = ""
 
-        def until(text: str) -> None:
+        def until(pattern: str) -> None:
             nonlocal shown
             deadline = time.monotonic() + 200
-            while text not in shown:
+            while not re.search(pattern, shown, re.DOTALL):
                 if time.monotonic() > deadline:
                     process.kill()  # or leaving the block would wait for it
                     pytest.fail(shown)
@@ -274,14 +276,34 @@ def test_on_a_terminal_ctrl_c_stops_the_answer_and_not_the_program(lm: Path) -> 
         until("/help lists the commands")
         until("> ")
         os.write(ours, b"hello\n")
-        until("hello\r\n")
-        time.sleep(0.3)
+        until("hello\r\n.")  # more than the echo: the answer has begun
         process.send_signal(signal.SIGINT)
-        until("(stopped)")
+        until(r"\(stopped\)")
         until("; prompt ")
         os.write(ours, b"/exit\n")
         assert process.wait(60) == 0
     os.close(ours)
+
+
+@pytest.mark.usefixtures("opened_once")
+@pytest.mark.parametrize("step", ["chat_ids", "parser"])
+def test_ctrl_c_before_the_answer_begins_leaves_the_message_out(
+    step: str, lm: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed(monkeypatch, "long\nshort\n")
+    done = getattr(LanguageModel, step)
+
+    def interrupted(self: LanguageModel, *given: Any, **options: Any) -> Any:
+        if "long" in str(given) or step == "parser" and not stopped:
+            stopped.append(step)
+            raise KeyboardInterrupt
+        return done(self, *given, **options)
+
+    stopped: list[str] = []
+    monkeypatch.setattr(LanguageModel, step, interrupted)
+    assert main(["chat", str(lm), "--max-tokens", "4", "--seed", "1"]) == 0
+    assert stopped
+    assert capsys.readouterr().out.startswith(" (stopped)\n")
 
 
 def test_a_template_can_be_given_when_optimizing(tiny_artifact: Path, tmp_path: Path) -> None:
