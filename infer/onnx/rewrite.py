@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     Rewriter = Callable[[ir.Model], "RewriteResult"]
 
 DOMAIN = "infer"
+SLICE_BY_INPUTS = 10  # the first opset of a Slice whose bounds are inputs
 
 
 class GraphBuilder:
@@ -66,6 +67,14 @@ class GraphBuilder:
         value = ir.val(name, tensor.dtype, list(array.shape), const_value=tensor)
         self.graph.register_initializer(value)
         return value
+
+    def first(self, x: ir.Value, count: int, axis: int) -> ir.Value:
+        """Cut `x` to its first values along an axis."""
+        cut = {"starts": [0], "ends": [count], "axes": [axis]}
+        if self.opset < SLICE_BY_INPUTS:
+            return self("Slice", x, **cut)  # type: ignore[no-any-return]
+        given = [self.constant(f"const/int64/{v}", np.array(v, np.int64)) for v in cut.values()]
+        return self("Slice", x, *given)  # type: ignore[no-any-return]
 
     def scalar(self, value: float, dtype: Any = np.float32) -> ir.Value:
         """Return a 0-dimensional constant, shared across the graph by dtype and value."""

@@ -334,16 +334,26 @@ def test_a_depthwise_convolution_gets_fp16_for_its_few_products(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("shape", "axis"),
-    [((8, 16, 3, 3), 0), ((16, 8, 2, 2), 1), ((64, 7), 1), ((7, 64), 0), ((2, 12, 96), 1), ((5, 11, 11), 0)],
+    [
+        ((8, 16, 3, 3), 0),
+        ((16, 8, 2, 2), 1),
+        ((64, 7), 1),
+        ((7, 64), 0),
+        ((2, 12, 96), 1),
+        ((5, 11, 11), 0),
+        ((1009, 5), 1),
+        ((5, 1009), 0),
+        ((3, 67, 4), 2),
+    ],
 )
 def test_int8_codes_have_a_scale_for_each_block(shape: tuple[int, ...], axis: int) -> None:
     rng = np.random.default_rng(0)
     values = rng.standard_normal(shape).astype(np.float32) * 10.0 ** rng.integers(-3, 2, shape)
     values.reshape(-1)[::7] = 0.0
     codes, share, scale = source_weights.blocks(values, axis)
-    step = share * scale
-    decoded = (codes * step).reshape(shape)
-    room = np.broadcast_to(step, codes.shape).reshape(shape) / 2
+    assert codes.nbytes + share.nbytes + scale.nbytes < values.nbytes / 2
+    decoded = source_weights.decoded(codes, share, scale, shape, axis)
+    room = source_weights.decoded(np.ones_like(codes), share, scale, shape, axis) / 2
     assert (np.abs(decoded - values) <= room * 1.001).all()
     whole, per_channel = source_weights.quantized(values, axis)
     wider = np.abs(whole * per_channel - values)

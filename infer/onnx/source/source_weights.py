@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SMALLEST = 32 * 32  # values below which a weight is not worth its decoding
 FEWEST_PRODUCTS = 64  # of an output of a grouped convolution; a weight with fewer gets fp16 in place of int8
-BLOCK = range(32, 15, -1)  # values with a scale of their own, the most that divide a channel evenly
+BLOCK = 32  # values with a scale of their own, at most
 STEPS = 255  # of a block's scale, relative to the largest one of its channel
 SEPARATE_IR_VERSION = 4  # the first of files whose weights need not be inputs
 # Exporters reorder the gates of a recurrent layer with these; what is made of constants is computed once.
@@ -158,8 +158,7 @@ def rounded(graph: ir.Graph, stored: SourceWeights) -> Iterator[tuple[str, tuple
         array = weight_of(value)
         axis, _ = _axis(value, array, graph, INT8)
         if axis is not None and array is not None:
-            codes, *scales = blocks(array, axis)
-            yield name, (array, (codes * math.prod(scales)).reshape(array.shape))
+            yield name, (array, decoded(*blocks(array, axis), array.shape, axis))
 
 
 def _axis(value: ir.Value, array: np.ndarray | None, graph: ir.Graph, format: str) -> tuple[int | None, str]:
@@ -224,21 +223,31 @@ def _store(graph: ir.Graph, value: ir.Value, array: np.ndarray, axis: int, forma
     else:
         codes, scale = halved(array, axis)
         factor = emit.constant(f"{value.name}/scale", scale)
-    decoded = folded(emit, f"{value.name}/codes", codes, factor)
+    result = folded(emit, f"{value.name}/codes", codes, factor)
+    if codes.size != array.size:
+        outer, values, inner = _lines(array.shape, axis)
+        lines = emit.constant(f"{value.name}/lines", np.array([outer, -1, inner], np.int64))
+        result = emit.first(emit("Reshape", result, lines), values, axis=1)
     if codes.shape != array.shape:
         shape = emit.constant(f"{value.name}/shape", np.array(array.shape, np.int64))
-        decoded = emit("Reshape", decoded, shape)
-    decoded.dtype, decoded.shape = ir.DataType.FLOAT, ir.Shape(array.shape)
-    ir.convenience.replace_all_uses_with(value, decoded)
+        result = emit("Reshape", result, shape)
+    result.dtype, result.shape = ir.DataType.FLOAT, ir.Shape(array.shape)
+    ir.convenience.replace_all_uses_with(value, result)
     graph.insert_before(first, emit.nodes)
 
 
 def blocks(array: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Quantize to codes int8 in ±127, a share uint8 for each block of a channel and a scale for the channel.
 
-    Their product, of three arrays of five dimensions that broadcast, has the values in the order of `array`.
+    Their product, of three arrays [channels, blocks, block, channels, rest] that broadcast, has the values in the order
+    of `array`, and zeros at the end of the last block of a channel.
     """
-    view, ours = array.reshape(_view(array.shape, axis)), (1, 2, 4)  # all dimensions but those of channels
+    outer, values, inner = _lines(array.shape, axis)
+    count = math.ceil(values / BLOCK)
+    block, channels = math.ceil(values / count), 1 if inner == 1 else array.shape[axis]
+    padded = np.zeros((outer, count * block, inner), array.dtype)
+    padded[:, :values] = array.reshape(outer, values, inner)
+    view, ours = padded.reshape(outer, count, block, channels, -1), (1, 2, 4)  # all dimensions but those of channels
     largest = np.abs(view).max(axis=(2, 4), keepdims=True)
     scale = np.maximum(largest.max(axis=ours, keepdims=True), 1e-30).astype(np.float32)
     share = np.ceil(largest / scale * STEPS).clip(1, STEPS).astype(np.uint8)
@@ -246,21 +255,23 @@ def blocks(array: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray, np.nda
     return np.rint(view / (share * scale)).clip(-127, 127).astype(np.int8), share, scale
 
 
-def _view(shape: tuple[int, ...], axis: int) -> tuple[int, int, int, int, int]:
-    """Return a shape [channels, blocks, block, channels, rest] of a weight whose output channels lie along `axis`.
+def decoded(
+    codes: np.ndarray, share: np.ndarray, scale: np.ndarray, shape: tuple[int, ...], axis: int
+) -> np.ndarray:
+    """Return the values float32 of a weight of `shape` that `blocks` quantized."""
+    outer, values, inner = _lines(shape, axis)
+    return (codes * (share * scale)).reshape(outer, -1, inner)[:, :values].reshape(shape)
 
-    Blocks are of the dimensions after the channels, where a block fits in there, else of the one before.
+
+def _lines(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
+    """Return a shape of which blocks divide the middle, of a weight whose output channels lie along `axis`.
+
+    That is the dimensions after the channels, where they are a block or there is none before, else the one before.
     """
     before, after = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
-    if block := _block(after):
-        return before * shape[axis], after // block, block, 1, 1
-    if axis and (block := _block(shape[axis - 1])):
-        return before // shape[axis - 1], shape[axis - 1] // block, block, shape[axis], after
-    return before, 1, 1, shape[axis], after
-
-
-def _block(values: int) -> int:
-    return next((size for size in BLOCK if values % size == 0 and values > size), 0)
+    if after >= BLOCK or not axis:
+        return before * shape[axis], after, 1
+    return before // shape[axis - 1], shape[axis - 1], shape[axis] * after
 
 
 def quantized(array: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
