@@ -224,7 +224,11 @@ def operator_seconds(path: Path, inputs: Mapping[str, np.ndarray]) -> Counter[st
 
 
 class OrtRunner:
-    """Session as a `Runner`; CPU tensors pass as numpy views, CUDA tensors by address."""
+    """Session as a `Runner`; CPU tensors pass as numpy views, CUDA tensors by address.
+
+    Inputs are complete here, so that a call skips the checks of the library's Python class: 14 of 160 µs of a model
+    with three inputs. `as_users`: it does not, as a program that calls the library.
+    """
 
     def __init__(
         self,
@@ -234,9 +238,11 @@ class OrtRunner:
         device: str,
         *,
         settings: SessionSettings = USUAL,
+        as_users: bool = False,
     ) -> None:
         self.inputs, self.outputs, self.device = inputs, outputs, device
         self._session: Any = open_session(path, device, settings=settings)
+        self._called = self._session if as_users else getattr(self._session, "_sess", self._session)
         self._names = [spec.name for spec in outputs]
         # By position: an output that has the name of an input has another in the file.
         self._fetched = [value.name for value in self._session.get_outputs()]
@@ -256,14 +262,14 @@ class OrtRunner:
         return {name: torch.from_numpy(array) for name, array in self._on_cpu(arrays).items()}
 
     def close(self) -> None:
-        self._session = None
+        self._session = self._called = None
 
     def _on_cpu(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         size = 0
         for array in arrays.values():
             size += array.size
         try:
-            outputs = run_session(self._session, self._fetched, arrays, self._options(size))
+            outputs = run_session(self._called, self._fetched, arrays, self._options(size))
         except runtime_errors() as error:
             raise_memory_error(error)
             raise

@@ -48,7 +48,8 @@ class FastInputs:
                 return None
             shapes.append(value.shape)
             found[name] = value if value.flags.c_contiguous else np.ascontiguousarray(value)
-        return found if self._fit(tuple(shapes)) else None
+        key = tuple(shapes)
+        return found if key in self._known or self._fit(key) else None
 
     def tensors(self, named: Mapping[str, Any]) -> dict[str, Tensor] | None:
         """Return the inputs as tensors, in the order of the specs; None for any that don't fit."""
@@ -70,12 +71,11 @@ class FastInputs:
             found[name] = (
                 value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))
             )
-        return found if self._fit(tuple(shapes)) else None
+        key = tuple(shapes)
+        return found if key in self._known or self._fit(key) else None
 
     def _fit(self, shapes: tuple[Sequence[int], ...]) -> bool:
         """Return whether shapes fit the specs; those that do are remembered."""
-        if shapes in self._known:
-            return True
         fits = self._compare(shapes)
         if fits and len(self._known) < MOST_SHAPES:
             self._known.add(shapes)

@@ -297,7 +297,9 @@ def _onnx_runtime(original: Graph, device: str, *, as_written: bool = False) -> 
     from ..onnx.ort_session import AS_USERS, EXACT, OrtRunner
 
     settings = EXACT if as_written else AS_USERS
-    return OrtRunner(original.file, original.inputs, original.outputs, device, settings=settings)
+    return OrtRunner(
+        original.file, original.inputs, original.outputs, device, settings=settings, as_users=True
+    )
 
 
 class Eager:

@@ -247,7 +247,10 @@ def blocks(array: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray, np.nda
     block, channels = math.ceil(values / count), 1 if inner == 1 else array.shape[axis]
     padded = np.zeros((outer, count * block, inner), array.dtype)
     padded[:, :values] = array.reshape(outer, values, inner)
-    view, ours = padded.reshape(outer, count, block, channels, -1), (1, 2, 4)  # all dimensions but those of channels
+    view, ours = (
+        padded.reshape(outer, count, block, channels, -1),
+        (1, 2, 4),
+    )  # all dimensions but those of channels
     largest = np.abs(view).max(axis=(2, 4), keepdims=True)
     scale = np.maximum(largest.max(axis=ours, keepdims=True), 1e-30).astype(np.float32)
     share = np.ceil(largest / scale * STEPS).clip(1, STEPS).astype(np.uint8)
