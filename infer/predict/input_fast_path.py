@@ -31,25 +31,25 @@ class FastInputs:
         self._sizes = dict(sizes)
         self._known: set[tuple[Sequence[int], ...]] = set()
 
-    def arrays(self, named: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
-        """Return the inputs as dense arrays, in the order of the specs, plain tensors on the CPU as views; None for any
-        other, and where one does not fit.
+    def arrays(self, named: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], bool] | None:
+        """Return the inputs as dense arrays, in the order of the specs, plain tensors on the CPU as views, and true
+        where there is a tensor; None for any other, and where one does not fit.
         """
         if len(named) != self._count or len(self._arrays_only) != self._count:
             return None
-        found, shapes = {}, []
+        found, shapes, as_torch = {}, [], False
         for name, dtype, kind in self._arrays_only:
             value = named.get(name)
             if type(value) is Tensor:
                 if value.dtype is not dtype or not value.is_cpu or value.requires_grad:
                     return None
-                value = value.numpy()
+                value, as_torch = value.numpy(), True
             elif type(value) is not np.ndarray or value.dtype != kind:
                 return None
             shapes.append(value.shape)
             found[name] = value if value.flags.c_contiguous else np.ascontiguousarray(value)
         key = tuple(shapes)
-        return found if key in self._known or self._fit(key) else None
+        return (found, as_torch) if key in self._known or self._fit(key) else None
 
     def tensors(self, named: Mapping[str, Any]) -> dict[str, Tensor] | None:
         """Return the inputs as tensors, in the order of the specs; None for any that don't fit."""

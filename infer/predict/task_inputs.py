@@ -40,22 +40,8 @@ class TaskInputs(TextInputs):
         """Names of the classes; empty where the model has none."""
         return self.media.labels
 
-    def predict(self, inputs: Any) -> Any:
-        """Run one batch of tensors, or answer for raw inputs.
-
-        - A mapping of arrays by input name returns a mapping of arrays by output name.
-        - A bare array, for a model of one input, returns a bare array where there is one output.
-        - A list of such requests returns the list of their results, batched together where shapes allow.
-        - A text, a pair of texts, a mapping with "question" and "context" or "choices", or "image" and
-          "candidate_labels", the path or bytes of an image or sound file, a Pillow image, or a list of these, returns
-          the answer of the model's task, as `answer` does.
-
-        Arrays are numpy or torch, of exactly the dtype and shape of `inputs`; results are of the same library, on the
-        CPU. Raises `InputError` with the input, what was expected and what came, and `UsageError` after `close`.
-        """
-        if (results := self._fast(inputs)) is not None:
-            return results
-        return self.answer(inputs) if raw_inputs.is_raw(inputs) else super().predict(inputs)
+    def _predict_any(self, inputs: Any) -> Any:
+        return self.answer(inputs) if raw_inputs.is_raw(inputs) else super()._predict_any(inputs)
 
     @property
     def answers_task(self) -> bool:

@@ -60,17 +60,24 @@ class CheckedRunner:
         return self.max_batch if self._batched else 1
 
     def predict(self, inputs: Any) -> Any:
-        """Run one batch; more than `max_batch` rows run in several pieces, unless rows depend on each other.
+        """Run one batch of tensors, or answer for raw inputs; more than `max_batch` rows run in several pieces, unless
+        rows depend on each other.
 
         - A mapping of arrays by input name returns a mapping of arrays by output name.
         - A bare array, for a model of one input, returns a bare array where there is one output.
         - A list of such requests returns the list of their results, batched together where shapes allow.
+        - A text, a pair of texts, a mapping with "question" and "context" or "choices", or "image" and
+          "candidate_labels", the path or bytes of an image or sound file, a Pillow image, or a list of these, returns
+          the answer of the model's task, as `answer` does.
 
         Arrays are numpy or torch, of exactly the dtype and shape of `inputs`; results are of the same library, on the
         CPU. Raises `InputError` with the input, what was expected and what came, and `UsageError` after `close`.
         """
-        if (results := self._fast(inputs)) is not None:
-            return results
+        results = self._fast(inputs) if type(inputs) is dict else None
+        return self._predict_any(inputs) if results is None else results
+
+    def _predict_any(self, inputs: Any) -> Any:
+        """Run inputs of every form that `predict` takes."""
         if type(inputs) is dict and (fitting := self._fitting.tensors(inputs)) is not None:
             outputs = self._run(fitting)
             if any(isinstance(value, Tensor) for value in inputs.values()):
@@ -112,21 +119,18 @@ class CheckedRunner:
             return None
         return self._run_pieces(checked)
 
-    def _fast(self, inputs: Any) -> dict[str, Any] | None:
-        """Run a dict of arrays that fit, in few steps; None for anything else, and of a runner that takes tensors.
+    def _fast(self, inputs: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Run arrays that fit, in few steps; None for any other, and of a runner that takes tensors.
 
         After a model has filled the caches each Python function costs microseconds: of a call of 160 they took 17.
         """
-        if type(inputs) is not dict or (arrays := self._fitting.arrays(inputs)) is None:
+        if self._run_arrays is None or (fitting := self._fitting.arrays(inputs)) is None:
             return None
+        arrays, as_torch = fitting
         with self._lock:
-            if self._run_arrays is None:
-                return None
+            self._check_open()
             results: dict[str, np.ndarray] = self._run_arrays(arrays)
-        for value in inputs.values():
-            if type(value) is Tensor:
-                return {name: torch.from_numpy(array) for name, array in results.items()}
-        return results
+        return {name: torch.from_numpy(array) for name, array in results.items()} if as_torch else results
 
     def session(self, shared: Mapping[str, Any] | None = None) -> Session:
         """Begin a sequence: each call of the session gets the state that the one before returned, the first zeros.
@@ -233,7 +237,7 @@ class CheckedRunner:
         with self._lock:
             if self._runner is not None:
                 self._runner.close()
-                self._runner = self._run_arrays = None
+                self._runner = None  # `_run_arrays` is not called any more
 
 
 class TensorInputs(CheckedRunner):
