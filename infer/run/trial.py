@@ -278,5 +278,5 @@ def _speed(pair: latency.Paired) -> str:
     if pair.verdict == "faster":
         return f"{pair.speedup:.2f}x faster"
     if pair.verdict == "slower":
-        return f"{pair.ratio:.2f}x slower"
+        return f"{formatting.slowdown(pair)} slower"
     return pair.verdict

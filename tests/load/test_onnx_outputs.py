@@ -115,6 +115,19 @@ def test_a_model_of_string_outputs_only_is_refused_with_a_hint(tmp_path: Path) -
         load(Plan(source=str(path), data="random"))
 
 
+def test_a_model_of_string_inputs_is_refused_with_what_to_convert(tmp_path: Path) -> None:
+    nodes = [helper.make_node("LabelEncoder", ["city"], ["code"], domain="ai.onnx.ml", keys_strings=["a", "b"],
+                              values_floats=[0.0, 1.0])]  # fmt: skip
+    city = helper.make_tensor_value_info("city", TensorProto.STRING, ["batch", 1])
+    code = helper.make_tensor_value_info("code", TensorProto.FLOAT, ["batch", 1])
+    path = save(tmp_path / "m.onnx", nodes, [city], [code], {})
+    with pytest.raises(
+        NotUsableError, match=r"expected inputs of numbers, 'city' is of dtype string"
+    ) as caught:
+        load(Plan(source=str(path), data="random"))
+    assert "pipeline[-1]" in str(caught.value.hint)
+
+
 def test_names_and_sizes_of_tf2onnx_are_read_as_a_batch(tmp_path: Path) -> None:
     name = "serving_default_x:0"
     weights = {"dense/MatMul/ReadVariableOp:0": np.eye(6, 3, dtype=np.float32)}

@@ -423,6 +423,8 @@ def test_mixed_verdicts_are_reported_per_batch() -> None:
     pairs = [(1, pair(1.0, 2.0, "faster")), (8, pair(1.0, 1.0, "same"))]
     assert formatting.speeds(pairs) == "faster 2.00x (batch 1), same (batch 8)"
     assert formatting.speeds([(1, pair(1.0, 1.0, "same")), (8, pair(1.0, 1.0, "same"))]) == "same"
+    tiny = [(1, pair(14e-6, 13e-6, "slower")), (8, pair(1.0, 0.5, "slower"))]
+    assert formatting.speeds(tiny) == "slower 1.00 µs (batch 1), 2.00x (batch 8)"
 
 
 def test_command_repeats_every_option_that_is_not_the_default() -> None:

@@ -136,11 +136,16 @@ def _spec(value: Any, path: Path) -> TensorSpec:
             hint="Export the model again with tensors only",
         )
     dtype = str(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    if dtype == "object":
+        raise NotUsableError(
+            f"expected inputs of numbers, {value.name!r} is of dtype string",
+            where=str(path),
+            hint="Convert the steps behind the encoders of texts alone (of scikit-learn: pipeline[-1]), and give the "
+            "model what the encoders return",
+        )
     if dtype not in DTYPES:
         raise NotUsableError(
-            f"{value.name!r} is of dtype {'string' if dtype == 'object' else dtype}",
-            where=str(path),
-            hint=f"Known: {', '.join(DTYPES)}",
+            f"{value.name!r} is of dtype {dtype}", where=str(path), hint=f"Known: {', '.join(DTYPES)}"
         )
     shape: list[int | str] = []
     for axis, dim in enumerate(tensor.shape.dim):

@@ -13,6 +13,7 @@ from ...results import Metric
 if TYPE_CHECKING:
     from ...latency import Paired  # which imports torch
 
+CHECK_SECONDS = 5e-6  # of the inputs of a call
 MUCH = 0.03  # of an artifact: rows of more are named beside it
 
 
@@ -81,7 +82,13 @@ def speed(pair: Paired) -> str:
     """Format a paired timing: `faster 2.10x`, `slower 1.20x`, `same`, `within noise`."""
     if pair.verdict == "faster":
         return f"faster {pair.speedup:.2f}x"
-    return f"slower {pair.ratio:.2f}x" if pair.verdict == "slower" else pair.verdict
+    return f"slower {slowdown(pair)}" if pair.verdict == "slower" else pair.verdict
+
+
+def slowdown(pair: Paired) -> str:
+    """Format how much slower a call is: `1.20x`, or `1.40 µs` where it is no more than what checks of inputs take."""
+    lost = pair.a.p50 - pair.b.p50
+    return seconds(lost) if 0 < lost <= CHECK_SECONDS else f"{pair.ratio:.2f}x"
 
 
 def speeds(pairs: Sequence[tuple[int, Paired]]) -> str:
@@ -90,7 +97,7 @@ def speeds(pairs: Sequence[tuple[int, Paired]]) -> str:
     if len(set(phrases)) == 1:
         return phrases[0]
     if len({pair.verdict for _, pair in pairs}) == 1:
-        phrases[1:] = [phrase.rpartition(" ")[2] for phrase in phrases[1:]]
+        phrases[1:] = [phrase.partition(" ")[2] for phrase in phrases[1:]]
     return ", ".join(f"{phrase} (batch {batch})" for phrase, (batch, _) in zip(phrases, pairs, strict=True))
 
 
