@@ -195,7 +195,9 @@ def _open_folder(plan: Plan, kind: str) -> LoadedModel:
 
 
 def _refuse_names(plan: Plan, identified: Identified) -> None:
-    """Raise `UsageError` for an option about a checkpoint's names where the source has none to choose from."""
+    """Raise `UsageError` for an option about a state dict, its names or its --model, where the source is none."""
+    if plan.model and identified.kind in (*FOLDERS, "recipe"):
+        raise UsageError(f"{plan.source} is a model already", where="--model", hint="Leave --model out")
     if identified.kind in (*STATE_DICTS, "library"):
         return
     takes_key = identified.kind in ("module", "legacy-module", "huggingface", "diffusers")

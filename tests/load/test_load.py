@@ -123,6 +123,17 @@ def test_a_state_dict_and_a_recipe_give_the_original(
     assert torch.equal(run(loaded), original(**loaded.samples))
 
 
+@pytest.mark.parametrize("kind", ["recipe", "folder"])
+def test_a_source_that_builds_its_model_takes_no_other(kind: str, tmp_path: Path, net: Path) -> None:
+    source = f"{net}:build"
+    if kind == "folder":
+        source = str(tmp_path)
+        (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
+        save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(UsageError, match=r"is a model already - at --model\. Leave --model out"):
+        load(Plan(source=source, model=f"{net}:build"))
+
+
 def test_safetensors_and_the_old_format_open_the_same_way(
     tmp_path: Path, net: Path, original: nn.Module
 ) -> None:
