@@ -246,7 +246,8 @@ class OrtRunner:
         self._names = [spec.name for spec in outputs]
         # By position: an output that has the name of an input has another in the file.
         self._fetched = [value.name for value in session.get_outputs()]
-        self._usual = 0.0
+        self._last = self._usual = 0.0  # values of the inputs of a call
+        self._kept = False  # calls of the last size left memory behind
 
     @property
     def run_arrays(self) -> Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]] | None:
@@ -268,7 +269,7 @@ class OrtRunner:
         size = 0
         for array in arrays.values():
             size += array.size
-        options = self._options(size)
+        options = None if size == self._last else self._options(size)
         try:
             if _CLOCK.get() is None:
                 outputs = self._session.run(self._fetched, arrays, options)
@@ -302,10 +303,14 @@ class OrtRunner:
         return dict(zip(self._names, outputs, strict=True))
 
     def _options(self, size: float) -> Any:
-        """Return run options that shrink the arena after a call of `size` values far above the usual, else None."""
+        """Return run options for a call of another size than the last; they shrink the arena after one of far more
+        values than usual, and after the first behind several of such a size. Else None.
+        """
         is_large = size > _LARGE_CALL * self._usual > 0
+        shrinks, self._kept = is_large or self._kept, is_large
         self._usual = 0.9 * self._usual + 0.1 * size if self._usual else size
-        if not is_large:
+        self._last = size
+        if not shrinks:
             return None
         import onnxruntime
 

@@ -70,7 +70,7 @@ class GraphBuilder:
 
     def first(self, x: ir.Value, count: int, axis: int) -> ir.Value:
         """Cut `x` to its first values along an axis."""
-        cut = {"starts": [0], "ends": [count], "axes": [axis]}
+        cut: dict[str, Any] = {"starts": [0], "ends": [count], "axes": [axis]}
         if self.opset < SLICE_BY_INPUTS:
             return self("Slice", x, **cut)  # type: ignore[no-any-return]
         given = [self.constant(f"const/int64/{v}", np.array(v, np.int64)) for v in cut.values()]

@@ -15,28 +15,45 @@ MOST_SHAPES = 256  # that are remembered as fitting
 
 
 class FastInputs:
-    """Inputs of one batch that fit `specs` and `sizes` (symbolic size → smallest, largest)."""
+    """Inputs of one batch that fit `specs` and `sizes` (symbolic size → smallest, largest).
+
+    `as_arrays`: the runner takes arrays.
+    """
 
     def __init__(
         self,
         specs: tuple[TensorSpec, ...],
         sizes: Mapping[str, tuple[int, int]],
         multiples: Mapping[str, int] | None = None,
+        *,
+        as_arrays: bool = True,
     ) -> None:
         self._multiples = dict(multiples or {})
         self._count = len(specs)
         self._kinds = [(spec.name, spec.torch_dtype, _numpy(spec.torch_dtype)) for spec in specs]
         self._arrays_only = [(name, dtype, kind) for name, dtype, kind in self._kinds if kind is not None]
+        self._are_arrays = as_arrays and len(self._arrays_only) == self._count
         self._shapes = [spec.shape for spec in specs]
         self._sizes = dict(sizes)
         self._known: set[tuple[Sequence[int], ...]] = set()
 
-    def arrays(self, named: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], bool] | None:
-        """Return the inputs as dense arrays, in the order of the specs, plain tensors on the CPU as views, and true
-        where there is a tensor; None for any other, and where one does not fit.
+    def arrays(self, named: Mapping[str, Any]) -> tuple[Mapping[str, np.ndarray], bool] | None:
+        """Return the inputs as dense arrays, plain tensors on the CPU as views, and true where there is a tensor; None
+        for any other, and where one does not fit.
         """
-        if len(named) != self._count or len(self._arrays_only) != self._count:
+        if not self._are_arrays or len(named) != self._count:
             return None
+        shapes = []
+        for name, _, kind in self._arrays_only:
+            value = named.get(name)
+            if type(value) is not np.ndarray or value.dtype is not kind or not value.flags.c_contiguous:
+                return self._views(named)
+            shapes.append(value.shape)
+        key = tuple(shapes)
+        return (named, False) if key in self._known or self._fit(key) else None
+
+    def _views(self, named: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], bool] | None:
+        """Return the same as `arrays` for tensors and arrays of any layout."""
         found, shapes, as_torch = {}, [], False
         for name, dtype, kind in self._arrays_only:
             value = named.get(name)

@@ -7,7 +7,8 @@ ORIGINAL = "Give the original model (PyTorch, safetensors or ONNX)"
 UNPACK = "Unpack it first"
 DATA = "Did you mean --data?"
 RIGHT_FILE = "Is it the right file?"
-NETWORKS = "infer takes neural networks: PyTorch or ONNX"
+AS_ONNX = "Give the model as ONNX"
+TO_ONNX = "onnxmltools converts such models to ONNX"
 TF2ONNX = "Convert the model to ONNX with tf2onnx"
 LIBRARIES = ("sklearn", "xgboost", "lightgbm", "catboost")  # whose pickles hold models
 CONVERTERS = "It was not opened. skl2onnx and onnxmltools convert such models to ONNX"
@@ -95,8 +96,8 @@ MAGIC: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"ftrt", *TENSORRT),
     (0, b"ptrt", *TENSORRT),
     (0, b"\x12\x01\0\0\0\0\0\0", "MXNet parameters (.params)", MXNET),
-    (0, b"{L\0\0\0\0\0\0\0\x07learner", "an XGBoost model (UBJSON)", NETWORKS),
-    (0, b"CBM1", "a CatBoost model", NETWORKS),
+    (0, b"{L\0\0\0\0\0\0\0\x07learner", "an XGBoost model (UBJSON)", TO_ONNX),
+    (0, b"CBM1", "a CatBoost model", AS_ONNX),
     (0, b"\x7fELF", "a compiled library", "Give the model it was compiled from"),
     (0, b"MZ", "a Windows program or library", "Give the model it was compiled from"),
     *(
@@ -126,7 +127,7 @@ TEXTS: tuple[tuple[str, str, str], ...] = (
         "a pickle of protocol 0",
         "It was not opened. Save the weights with torch.save, or as safetensors",
     ),
-    (r"<PMML", "a PMML model (XML)", NETWORKS),
+    (r"<PMML", "a PMML model (XML)", AS_ONNX),
     (r"(<!DOCTYPE svg[^>]*>\s*)?<svg", "a picture (SVG)", RIGHT_FILE),
     (
         r"<(!doctype html|html)",
@@ -145,7 +146,7 @@ TEXTS: tuple[tuple[str, str, str], ...] = (
         "Give the folder it lies in",
     ),
     (r"\{\s*\"nodes\"\s*:", "an MXNet symbol (JSON)", MXNET),
-    (r"\{\s*\"learner\"", "an XGBoost model (JSON)", NETWORKS),
+    (r"\{\s*\"learner\"", "an XGBoost model (JSON)", TO_ONNX),
     (
         r"\{.{0,4000}\"(modelTopology|weightsManifest)\"",
         "a TensorFlow.js model (JSON)",
@@ -153,7 +154,7 @@ TEXTS: tuple[tuple[str, str, str], ...] = (
     ),
     (r"[{\[]\s*(\"|\{|\[|\}|\]|-?\d)", "a JSON file", RIGHT_FILE),
     (r"model_checkpoint_path\s*:", "the state of a TensorFlow checkpoint", TF2ONNX),
-    (r"tree\s+version=", "a LightGBM model", NETWORKS),
+    (r"tree\s+version=", "a LightGBM model", TO_ONNX),
     (r"7767517\s", "an ncnn model (.param)", ORIGINAL),
     (
         r"(\s*#[^\n]*\n)*\s*(name\s*:\s*\"|layer\s*\{|input\s*:\s*\")",

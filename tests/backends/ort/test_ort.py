@@ -57,6 +57,26 @@ def test_a_float_model_gives_the_same_numbers_at_other_sizes(tmp_path: Path) -> 
     assert finding_of(findings, "ort model").unit == "B"
 
 
+def test_memory_of_unusually_large_calls_is_given_back(tmp_path: Path) -> None:
+    made = lowered(nn.Linear(8, 16), "input=float32[batch,8]", torch.randn(2, 8), tmp_path)
+    ort.lower(made, plan(), tmp_path)
+    runner = ort.open(tmp_path, "cpu")
+    shrinks: list[bool] = []
+    session = runner._session
+
+    class Watched:
+        def run(self, names: list[str], arrays: dict[str, np.ndarray], options: Any) -> Any:
+            shrinks.append(options is not None)
+            return session.run(names, arrays, options)
+
+    runner._session = Watched()
+    for rows in (2, 2, 2, 64, 2, 64, 64, 2, 2):
+        runner.run({"input": torch.zeros(rows, 8)})
+    assert shrinks == [*[False] * 3, True, True, True, False, True, False], (
+        "the last of several leaves memory"
+    )
+
+
 def test_results_of_one_call_survive_the_next(tmp_path: Path) -> None:
     made = lowered(nn.Linear(4, 4), "input=float32[batch,4]", torch.randn(2, 4), tmp_path)
     ort.lower(made, plan(), tmp_path)
