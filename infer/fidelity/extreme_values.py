@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .. import rows
 from ..spec import BATCH, TensorSpec
-from .input_rounding import Run, beyond_rounding
+from .input_rounding import RoundedRun, Run, beyond_rounding
 
 FACTORS = {"values x .25 to 4": (0.25, 4.0), "values x 100": (100.0, 100.0)}  # of the numbers of a row
 ROWS, FEW, MANY = 8, 2, 64  # compared at each place; of a slow model; of a small one
@@ -30,7 +30,7 @@ def places(
     multiples: Mapping[str, int],
     reference: Run,
     run: Run,
-    others: Sequence[Run] = (),
+    others: Sequence[RoundedRun] = (),
     *,
     row_seconds: float = 0.0,
 ) -> Iterator[tuple[str, dict[str, Tensor], Run]]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..spec import TensorSpec
 
 Run = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+RoundedRun = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor] | None]
 
 NUDGE = 1e-6  # relative, of the inputs: some roundings of float32
 STEADY = 1e-4  # relative to a value and its output's root mean square: what rounding of the inputs may move
@@ -25,18 +26,25 @@ BEYOND = 2.0  # times what a value that is not steady moves by, or the usual one
 CHAOTIC, BEYOND_CHAOS = 0.02, 8.0
 
 
-def beyond_rounding(reference: Run, run: Run, specs: Sequence[TensorSpec], others: Sequence[Run] = ()) -> Run:
+def beyond_rounding(
+    reference: Run, run: Run, specs: Sequence[TensorSpec], others: Sequence[RoundedRun] = ()
+) -> Run:
     """Return what answers for `run`: values that rounding of the inputs `specs` moves in the original are nearer to the
     original's, by `BEYOND` times as much as it moves them; of other shapes and integers the original's own.
 
     `others`: the original with its constants rounded elsewhere, which moves values too; asked where answers differ.
+    One that returns None does not run so.
     """
     rounded = [spec.name for spec in specs if spec.torch_dtype.is_floating_point]
     return partial(_determined, reference, run, rounded, others)
 
 
 def _determined(
-    reference: Run, run: Run, rounded: Sequence[str], others: Sequence[Run], inputs: Mapping[str, Tensor]
+    reference: Run,
+    run: Run,
+    rounded: Sequence[str],
+    others: Sequence[RoundedRun],
+    inputs: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
     got: dict[str, Tensor | None] = {name: value.cpu() for name, value in run(inputs).items()}
     if not rounded:
@@ -47,22 +55,27 @@ def _determined(
         for sign in (1.0, -1.0)
     ]
     if any(_differs(value, got.get(name)) for name, value in expected.items()):
-        moved += [_finite_like(expected, other(inputs)) for other in others]
+        answers = (other(inputs) for other in others)
+        moved += [_finite_like(expected, answer) for answer in answers if answer is not None]
     for name, value in expected.items():
         got[name] = _nearer(value, [answer[name].cpu() for answer in moved], got.get(name))
     return {name: value for name, value in got.items() if value is not None}
 
 
 def _finite_like(expected: Mapping[str, Tensor], moved: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return answers with the expected ones where these alone are finite: a rounded constant, as of Pow, may leave the
-    domain of its function, which says nothing of the value.
+    """Return answers with the expected ones where these alone are finite, and for those of another shape: a rounded
+    constant may leave the domain of its function, or be a scale of shapes, which says nothing of the value.
     """
     found = {name: value.cpu() for name, value in moved.items()}
+    same = {
+        name: value if value.shape == expected[name].shape else expected[name]
+        for name, value in found.items()
+    }
     return {
         name: value.where(value.isfinite() | ~expected[name].isfinite(), expected[name])
-        if value.is_floating_point() and value.shape == expected[name].shape
+        if value.is_floating_point()
         else value
-        for name, value in found.items()
+        for name, value in same.items()
     }
 
 

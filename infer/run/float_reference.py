@@ -386,19 +386,33 @@ class _RoundedFile:
     def __init__(self, original: Graph, work: Path, seed: int) -> None:
         self._original, self._path, self._seed = original, work / f"rounded-{seed}" / "model.onnx", seed
         self._runner: Any = None
+        self._runs = True
 
-    def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
+        """Run one batch; None where sizes of the model follow from constants, so that it does not run with others."""
+        from ..onnx.ort_session import runtime_errors
+
+        failures: tuple[type[BaseException], ...] = (NotUsableError, *runtime_errors())
+        try:
+            if self._runs and self._runner is None:
+                self._runner = self._open()
+            return None if self._runner is None else self._runner.run(inputs)
+        except failures:
+            self._runs = self._runner is not None
+            return None
+
+    def _open(self) -> UserFileRunner:
         from ..onnx.ort_session import EXACT, OrtRunner
         from ..onnx.source.rounded_constants import write_rounded
 
         graph = self._original
-        if self._runner is None and graph.file is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_rounded(graph.file, self._path, self._seed)
-            runner = OrtRunner(self._path, graph.inputs, graph.outputs, "cpu", settings=EXACT)
-            self._runner = UserFileRunner(runner, graph)
-        answer: Mapping[str, Tensor] = self._runner.run(inputs)
-        return answer
+        if graph.file is None:
+            raise ValueError("expected the graph of an ONNX source")
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_rounded(graph.file, self._path, self._seed)
+        return UserFileRunner(
+            OrtRunner(self._path, graph.inputs, graph.outputs, "cpu", settings=EXACT), graph
+        )
 
     def close(self) -> None:
         if self._runner is not None:
@@ -434,7 +448,7 @@ class RememberedOutputs:
         self._known: dict[bytes, dict[str, Tensor]] = {}
 
     @property
-    def rounded(self) -> list[Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]]:
+    def rounded(self) -> list[Callable[[Mapping[str, Tensor]], Mapping[str, Tensor] | None]]:
         return [form.run for form in self._rounded]
 
     def run(self, inputs: Mapping[str, Tensor], rows: Sequence[int] | None = None) -> dict[str, Tensor]:
