@@ -8,8 +8,6 @@ today, and the float graph on the backends tried.
 
 from __future__ import annotations
 
-import hashlib
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -29,23 +27,21 @@ from ..graph.program import (
     OnnxGraph,
     OpenvinoGraph,
     StreamedGraph,
-    TorchGraph,
-    flatten,
-    plain_call,
 )
 from ..graph.row_independence import Joining
 from ..llm.step.step_shape import StepShape
 from ..load.loaded_model import LoadedModel
 from ..load.samples.fatal_sizes import InputTrials
-from ..onnx import packages
 from ..onnx.trial_process import Runtime
 from ..plan import Plan
 from ..spec import BATCH, Finding, TensorSpec
+from .original_runners import Eager, UserFileRunner, UserModuleRunner, onnx_runtime
+from .remembered_outputs import RememberedOutputs
+from .rounded_originals import rounded
 from .trial import Trial
 
 EAGER = "torch eager"
 FLOAT_FORM = " float32"  # behind the name of a backend
-ROUNDED = 2  # ways in which the constants of the original are rounded elsewhere
 ONNX_RUNTIME = "ONNX Runtime"  # the user's own file in it, as the user runs it
 OPENVINO = "OpenVINO"  # of an IR, as above
 
@@ -87,7 +83,7 @@ class FloatReferences:
     def reference(self) -> RememberedOutputs:
         """Return the form that outputs are compared with; its outputs for earlier trials are cached."""
         if self._known is None:
-            self._known = RememberedOutputs(self._called(), self._rounded())
+            self._known = RememberedOutputs(self._called(), rounded(self._original, self._module, self._work))
         return self._known
 
     def window_logits(
@@ -149,22 +145,12 @@ class FloatReferences:
             known = self.seconds.setdefault(trial.shape, {})
             known.setdefault(f"{trial.backend}{FLOAT_FORM}", trial.typical)
 
-    def _rounded(self) -> list[_RoundedFile] | list[_RoundedModule]:
-        """Return the user's ONNX file or module with its constants rounded elsewhere; none of any other original."""
-        if isinstance(self._original, OpenvinoGraph):
-            return []
-        if self._original.file is not None:
-            return [_RoundedFile(self._original, self._work, seed) for seed in range(ROUNDED)]
-        if self._module is not None:
-            return [_RoundedModule(self._module, self._original, seed) for seed in range(ROUNDED)]
-        return []
-
     def _called(self) -> Any:
         """Open the original as its user calls it."""
         if isinstance(self._original, OpenvinoGraph):
             return self.runner(Plan(source=str(self._original.path), backend="openvino"))
         if self._original.file is not None:
-            runner = _onnx_runtime(self._original, "cpu", as_written=True)
+            runner = onnx_runtime(self._original, "cpu", as_written=True)
             return runner if isinstance(self._original, OnnxGraph) else UserFileRunner(runner, self._original)
         if self._module is not None:
             return UserModuleRunner(self._module, self._original)
@@ -239,9 +225,9 @@ class FloatReferences:
             return OPENVINO, self.runner(plan.with_(backend="openvino"))
         if self._onnx_runtime is None:
             try:
-                self._onnx_runtime = ONNX_RUNTIME, _onnx_runtime(self._original, plan.device)
+                self._onnx_runtime = ONNX_RUNTIME, onnx_runtime(self._original, plan.device)
             except NotUsableError:  # its optimizations refuse the graph
-                as_written = _onnx_runtime(self._original, plan.device, as_written=True)
+                as_written = onnx_runtime(self._original, plan.device, as_written=True)
                 self._onnx_runtime = f"{ONNX_RUNTIME} without optimizations", as_written
         return self._onnx_runtime
 
@@ -286,200 +272,6 @@ def takes(loaded: LoadedModel) -> InputTrials | None:
         return {name: torch.from_numpy(a.unpacked()) for name, a in zip(outputs, answer.arrays, strict=True)}
 
     return InputTrials(runs, process.died_of, process.close)
-
-
-def _onnx_runtime(original: Graph, device: str, *, as_written: bool = False) -> Any:
-    """Open the user's ONNX file in ONNX Runtime as users do, or `as_written`: without graph optimizations."""
-    if original.file is None:
-        raise ValueError("expected the graph of an ONNX source")
-    if reason := packages.missing("ort", "onnxruntime"):
-        raise NotUsableError(f"ONNX Runtime, which an ONNX file is compared with, is absent: {reason}")
-    from ..onnx.ort_session import AS_USERS, EXACT, OrtRunner
-
-    settings = EXACT if as_written else AS_USERS
-    return OrtRunner(
-        original.file, original.inputs, original.outputs, device, settings=settings, as_users=True
-    )
-
-
-class Eager:
-    """A graph in plain torch."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.inputs, self.outputs = graph.inputs, graph.outputs
-        self._names = [o.name for o in graph.outputs]
-        if isinstance(graph, TorchGraph):
-            self._call = plain_call(graph.program, graph.inputs)
-        else:
-            self._call = _by_keyword(graph.callable())
-
-    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        with torch.no_grad():
-            return dict(zip(self._names, self._call(inputs), strict=True))
-
-    def close(self) -> None:
-        """Nothing to release."""
-
-
-def _by_keyword(call: Callable[..., list[Tensor]]) -> Callable[[Mapping[str, Tensor]], list[Tensor]]:
-    return lambda inputs: call(**inputs)
-
-
-class UserModuleRunner:
-    """The user's own module, called as its users call it: nothing is checked or renamed."""
-
-    def __init__(self, module: nn.Module, graph: Graph) -> None:
-        self._module, self._inputs, self._outputs = module.eval(), graph.inputs, graph.outputs
-
-    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        with torch.no_grad():
-            outputs = flatten(self._module(**inputs))
-        named = zip(self._outputs, outputs, strict=True)
-        return {spec.name: _unsqueezed(value, spec, self._inputs, inputs) for spec, value in named}
-
-    def close(self) -> None:
-        """Nothing to release."""
-
-
-class _RoundedModule(UserModuleRunner):
-    """The user's own module with copies in place of its float32 constants while it runs, a late bit of each flipped."""
-
-    def __init__(self, module: nn.Module, graph: Graph, seed: int) -> None:
-        super().__init__(module, graph)
-        self._bit = 4 << seed  # of seed 0 2^-22 to 2^-21 of a value
-
-    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Run one batch; what the constants were stored in, which may be mapped to be read alone, is not written to."""
-        tensors = (*self._module.parameters(), *self._module.buffers())
-        own = [(t, t.data) for t in tensors if t.dtype == torch.float32 and not t.is_inference()]
-        try:
-            for tensor, value in own:
-                tensor.data = self._flipped(value)
-            return super().run(inputs)
-        finally:
-            for tensor, value in own:
-                tensor.data = value
-
-    def _flipped(self, value: Tensor) -> Tensor:
-        """Flip the bit of numbers: of zero, and of what is not finite, it would make another kind of number."""
-        normal = (value.abs() >= torch.finfo(value.dtype).tiny) & value.isfinite()
-        return torch.bitwise_xor(value.view(torch.int32), normal.int() * self._bit).view(value.dtype)
-
-
-class UserFileRunner:
-    """The user's ONNX file as the reference of a program that was imported from it."""
-
-    def __init__(self, runner: Any, graph: Graph) -> None:
-        self._runner, self.inputs, self.outputs = runner, graph.inputs, graph.outputs
-
-    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found = self._runner.run(inputs)
-        return {s.name: _unsqueezed(found[s.name], s, self.inputs, inputs) for s in self.outputs}
-
-    def close(self) -> None:
-        self._runner.close()
-
-
-class _RoundedFile:
-    """The user's ONNX file as written, its constants rounded elsewhere; written and opened at the first call."""
-
-    def __init__(self, original: Graph, work: Path, seed: int) -> None:
-        self._original, self._path, self._seed = original, work / f"rounded-{seed}" / "model.onnx", seed
-        self._runner: Any = None
-        self._runs = True
-
-    def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
-        """Run one batch; None where sizes of the model follow from constants, so that it does not run with others."""
-        from ..onnx.ort_session import runtime_errors
-
-        failures: tuple[type[BaseException], ...] = (NotUsableError, *runtime_errors())
-        try:
-            if self._runs and self._runner is None:
-                self._runner = self._open()
-            return None if self._runner is None else self._runner.run(inputs)
-        except failures:
-            self._runs = self._runner is not None
-            return None
-
-    def _open(self) -> UserFileRunner:
-        from ..onnx.ort_session import EXACT, OrtRunner
-        from ..onnx.source.rounded_constants import write_rounded
-
-        graph = self._original
-        if graph.file is None:
-            raise ValueError("expected the graph of an ONNX source")
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        write_rounded(graph.file, self._path, self._seed)
-        return UserFileRunner(
-            OrtRunner(self._path, graph.inputs, graph.outputs, "cpu", settings=EXACT), graph
-        )
-
-    def close(self) -> None:
-        if self._runner is not None:
-            self._runner.close()
-            self._runner = None
-
-
-def _unsqueezed(
-    value: Tensor, spec: TensorSpec, taken: Sequence[TensorSpec], inputs: Mapping[str, Tensor]
-) -> Tensor:
-    """Return an output with the axes that a squeeze takes from it where a batch has one row."""
-    if value.dim() >= len(spec.shape):
-        return value
-    sizes = {
-        size: count
-        for spec_taken in taken
-        for size, count in zip(spec_taken.shape, inputs[spec_taken.name].shape, strict=True)
-    }
-    shape = [sizes.get(size, 0) if isinstance(size, str) else size for size in spec.shape]
-    return value.reshape(shape) if math.prod(shape) == value.numel() else value
-
-
-class RememberedOutputs:
-    """A float form that keeps its outputs by the content of the inputs, up to `room` bytes of them.
-
-    `rounded`: the same with its constants rounded elsewhere; see `input_rounding`.
-    """
-
-    def __init__(
-        self, form: Any, rounded: Sequence[_RoundedFile | _RoundedModule] = (), room: int = 256 << 20
-    ) -> None:
-        self.form, self._rounded, self._room = form, rounded, room
-        self._known: dict[bytes, dict[str, Tensor]] = {}
-
-    @property
-    def rounded(self) -> list[Callable[[Mapping[str, Tensor]], Mapping[str, Tensor] | None]]:
-        return [form.run for form in self._rounded]
-
-    def run(self, inputs: Mapping[str, Tensor], rows: Sequence[int] | None = None) -> dict[str, Tensor]:
-        """Run one batch, or return its cached outputs; `rows`: indices of axis 1 of the outputs, others are dropped."""
-        key = _content(inputs) + repr(rows).encode()
-        if key in self._known:
-            return dict(self._known[key])
-        outputs = self.form.run(inputs)
-        if rows is not None:
-            outputs = {name: value[:, list(rows)] for name, value in outputs.items()}
-        size = sum(value.nbytes for value in outputs.values())
-        if size <= self._room:
-            self._room -= size
-            self._known[key] = outputs
-        return dict(outputs)
-
-    def close(self) -> None:
-        """Forget the outputs."""
-        self._known.clear()
-        for form in self._rounded:
-            form.close()
-
-
-def _content(inputs: Mapping[str, Tensor]) -> bytes:
-    """Digest named tensors, and the precision of products that outputs depend on."""
-    digest = hashlib.blake2b(torch.get_float32_matmul_precision().encode(), digest_size=16)
-    for name, value in sorted(inputs.items()):
-        digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())
-        data = value.detach().cpu().contiguous().view(-1).view(torch.uint8)
-        digest.update(data.numpy().data)
-    return digest.digest()
 
 
 def opened(runner: Any, shape: StepShape | None, device: str) -> Any:

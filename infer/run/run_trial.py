@@ -30,7 +30,8 @@ from ..report.measurements import roofline
 from ..report.rendering import formatting
 from ..results import Metric
 from ..spec import BATCH, UNBOUNDED, TensorSpec
-from .float_reference import FloatReferences, RememberedOutputs, opened
+from .float_reference import FloatReferences, opened
+from .remembered_outputs import RememberedOutputs
 from .trial import Trial
 
 CALLS, LAST_CALLS = 40, 8  # with a carried state; the last ones are compared

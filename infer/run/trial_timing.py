@@ -29,7 +29,8 @@ from ..report.measurements import step_breakdown
 from ..report.rendering import formatting
 from ..spec import Finding
 from . import compilation_bounds
-from .float_reference import EAGER, FLOAT_FORM, ONNX_RUNTIME, OPENVINO, Eager, FloatReferences
+from .float_reference import EAGER, FLOAT_FORM, ONNX_RUNTIME, OPENVINO, FloatReferences
+from .original_runners import Eager
 from .trial import TimesToBeat, Trial
 
 HOPELESS = 4.0  # times the fastest trial: then the float form of its backend isn't worth lowering

@@ -19,7 +19,8 @@ from ..plan import Plan
 from ..reporter import Reporter
 from ..results import BackendResult, ScoresOnly
 from ..spec import Finding, LayerChoice
-from .float_reference import EAGER, Eager, FloatReferences
+from .float_reference import EAGER, FloatReferences
+from .original_runners import Eager
 from .run_trial import BehindError, run_trial
 from .trial import Trial
 from .trial_timing import BEHIND, TimingRules, time_trials, times_behind, why_not_compiled

@@ -275,9 +275,9 @@ def test_float_and_quantized_trials_are_judged_by_the_same_rows(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = list[int]()
-    run_original = float_reference.Eager.run
+    run_original = original_runners.Eager.run
 
-    def counted(form: float_reference.Eager, inputs: Any) -> Any:
+    def counted(form: original_runners.Eager, inputs: Any) -> Any:
         asked.append(len(next(iter(inputs.values()))))
         return run_original(form, inputs)
 
@@ -285,7 +285,7 @@ def test_float_and_quantized_trials_are_judged_by_the_same_rows(
     session = Session(setup, Reporter())
     session.run(TrialRequest(number=0, candidate=Candidate(backend="eager"), rivals=()))
     first = session._sources.last
-    monkeypatch.setattr(float_reference.Eager, "run", counted)
+    monkeypatch.setattr(original_runners.Eager, "run", counted)
     session.run(TrialRequest(number=1, candidate=Candidate(backend="eager", quant="int8"), rivals=()))
     second = session._sources.last
     assert first is not None

@@ -11,7 +11,7 @@ from infer.graph.program import TorchGraph
 from infer.graph.typical_inputs import cut, row_lengths, timed_lengths, typical_inputs
 from infer.report.measurements import roofline
 from infer.run import run_trial
-from infer.run.float_reference import RememberedOutputs
+from infer.run.remembered_outputs import RememberedOutputs
 from infer.spec import TensorSpec
 
 WIDTH = 8

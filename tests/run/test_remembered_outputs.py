@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from infer.graph.program import StreamedGraph
-from infer.run.float_reference import RememberedOutputs
+from infer.run.remembered_outputs import RememberedOutputs
 
 
 class Counted:

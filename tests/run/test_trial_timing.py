@@ -27,7 +27,8 @@ from infer.predict.tensors import CheckedRunner
 from infer.reporter import Reporter
 from infer.run import compilation_bounds, run_trial, stages, trial_timing, try_backends
 from infer.run.compilation_bounds import CompilationBound
-from infer.run.float_reference import EAGER, Eager, FloatReferences, UserModuleRunner
+from infer.run.float_reference import EAGER, FloatReferences
+from infer.run.original_runners import Eager, UserModuleRunner
 from infer.run.resolve_plan import resolve
 from infer.run.run_trial import is_faithful
 from infer.run.trial import TimesToBeat, Trial
