@@ -21,7 +21,7 @@ from infer.compress.assign.layer_timing import LayerTime, LayerTimer
 from infer.onnx import export
 from infer.report.search_record import Candidate, TrialRecord
 from infer.reporter import Reporter
-from infer.run import compressed_graph, float_reference, stages, trial_timing
+from infer.run import compressed_graph, original_runners, stages, trial_timing
 from infer.spec import Finding
 
 
