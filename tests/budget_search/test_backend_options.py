@@ -90,5 +90,5 @@ def test_an_artifact_of_ort_keeps_its_options(plan: Plan, tmp_path: Path) -> Non
     assert msgspec.json.decode(written, type=ort_session.SessionSettings).spinning is False
     assert "--backend-option spinning=off" in inspection.report(tmp_path / "out.infer").command
     runner = ort.open(tmp_path / "out.infer", "cpu")
-    asked = runner._session.get_session_options()
+    asked = runner._session.session_options
     assert asked.get_session_config_entry("session.intra_op.allow_spinning") == "0"
