@@ -90,3 +90,26 @@ def test_the_weights_of_a_judged_module_stay_to_the_bit() -> None:
     infer.compile(model, torch.randn(2, 3, 16, 16), backend="ort", allow_slower=True)
     for name, value in model.state_dict().items():
         assert torch.equal(value.view(torch.int32), before[name].view(torch.int32)), name
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.1], ids=["right", "planted"])
+def test_a_file_whose_sizes_follow_from_constants_is_judged_at_zeros(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float
+) -> None:
+    onnx = pytest.importorskip("onnx")
+    text = (
+        '<ir_version: 9, opset_import: ["" : 17]> g (float[batch, 3, 10, 10] x) => (float[batch, 4, h, w] y)'
+        "<float[4] scales = {1.0, 1.0, 1.7, 2.0}, float[4, 3, 3, 3] k, float[4] b = {0.3, 0.7, -0.2, 1.1}> {"
+        'c = Conv(x, k, b)\n r = Relu(c)\n y = Resize <mode = "linear"> (r, , scales) }'
+    )
+    model = onnx.parser.parse_model(text)
+    kernels = torch.randn(4, 3, 3, 3, generator=torch.Generator().manual_seed(0)).numpy()
+    model.graph.initializer.append(onnx.numpy_helper.from_array(kernels, "k"))
+    onnx.save(model, str(tmp_path / "m.onnx"))
+    at_zeros(monkeypatch, lambda value: value * factor)
+    plan = Plan(source=str(tmp_path / "m.onnx"), backend="ort", batches=(), allow_slower=True)
+    if factor == 1.0:
+        stages.optimize(plan, tmp_path / "model.infer")
+        return
+    with pytest.raises(GateError, match="values of zero"):
+        stages.optimize(plan, tmp_path / "model.infer")
