@@ -100,7 +100,7 @@ def test_a_file_whose_sizes_follow_from_constants_is_judged_at_zeros(
     text = (
         '<ir_version: 9, opset_import: ["" : 17]> g (float[batch, 3, 10, 10] x) => (float[batch, 4, h, w] y)'
         "<float[4] scales = {1.0, 1.0, 1.7, 2.0}, float[4, 3, 3, 3] k, float[4] b = {0.3, 0.7, -0.2, 1.1}> {"
-        'c = Conv(x, k, b)\n r = Relu(c)\n y = Resize <mode = "linear"> (r, , scales) }'
+        "c = Conv(x, k, b)\n r = Relu(c)\n y = Resize(r, , scales) }"
     )
     model = onnx.parser.parse_model(text)
     kernels = torch.randn(4, 3, 3, 3, generator=torch.Generator().manual_seed(0)).numpy()
