@@ -56,13 +56,13 @@ def _determined(
     ]
     if any(_differs(value, got.get(name)) for name, value in expected.items()):
         answers = (other(inputs) for other in others)
-        moved += [_finite_like(expected, answer) for answer in answers if answer is not None]
+        moved += [_comparable(expected, answer) for answer in answers if answer is not None]
     for name, value in expected.items():
         got[name] = _nearer(value, [answer[name].cpu() for answer in moved], got.get(name))
     return {name: value for name, value in got.items() if value is not None}
 
 
-def _finite_like(expected: Mapping[str, Tensor], moved: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _comparable(expected: Mapping[str, Tensor], moved: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return answers with the expected ones where these alone are finite, and for those of another shape: a rounded
     constant may leave the domain of its function, or be a scale of shapes, which says nothing of the value.
     """

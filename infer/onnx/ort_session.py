@@ -247,7 +247,6 @@ class OrtRunner:
         # By position: an output that has the name of an input has another in the file.
         self._fetched = [value.name for value in session.get_outputs()]
         self._last = self._usual = 0.0  # values of the inputs of a call
-        self._kept = False  # calls of the last size left memory behind
 
     @property
     def run_arrays(self) -> Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]] | None:
@@ -303,14 +302,14 @@ class OrtRunner:
         return dict(zip(self._names, outputs, strict=True))
 
     def _options(self, size: float) -> Any:
-        """Return run options for a call of another size than the last; they shrink the arena after one of far more
-        values than usual, and after the first behind several of such a size. Else None.
+        """Return run options that shrink the arena after a call of `size` values far above the usual, else None.
+
+        Calls of the size of the last usual one need not ask.
         """
         is_large = size > _LARGE_CALL * self._usual > 0
-        shrinks, self._kept = is_large or self._kept, is_large
         self._usual = 0.9 * self._usual + 0.1 * size if self._usual else size
-        self._last = size
-        if not shrinks:
+        self._last = 0.0 if is_large else size
+        if not is_large:
             return None
         import onnxruntime
 

@@ -60,15 +60,14 @@ class CheckedRunner:
         return self.max_batch if self._batched else 1
 
     def predict(self, inputs: Any) -> Any:
-        """Run one batch of tensors, or answer for raw inputs; more than `max_batch` rows run in several pieces, unless
-        rows depend on each other.
+        """Run one batch; more than `max_batch` rows run in several pieces, unless rows depend on each other.
 
         - A mapping of arrays by input name returns a mapping of arrays by output name.
         - A bare array, for a model of one input, returns a bare array where there is one output.
         - A list of such requests returns the list of their results, batched together where shapes allow.
-        - A text, a pair of texts, a mapping with "question" and "context" or "choices", or "image" and
-          "candidate_labels", the path or bytes of an image or sound file, a Pillow image, or a list of these, returns
-          the answer of the model's task, as `answer` does.
+        - Of an artifact with a task, a text, a pair of texts, a mapping with "question" and "context" or "choices", or
+          "image" and "candidate_labels", the path or bytes of an image or sound file, a Pillow image, or a list of
+          these, returns the answer, as `answer` does.
 
         Arrays are numpy or torch, of exactly the dtype and shape of `inputs`; results are of the same library, on the
         CPU. Raises `InputError` with the input, what was expected and what came, and `UsageError` after `close`.

@@ -13,7 +13,7 @@ import onnx
 from onnx import numpy_helper
 
 ROUNDING = 1e-6  # relative: some roundings of float32
-EXACT = 256  # values that are all multiples of one part of so many are written by hand: scales of shapes, exponents
+BY_HAND = 256  # values that are all multiples of one part of so many are written by hand: scales of shapes, exponents
 RESIZES = ("Resize", "Upsample")  # whose further inputs are scales
 GRIDS = ("QuantizeLinear", "DequantizeLinear")  # whose second input is the step of the codes
 
@@ -37,7 +37,7 @@ def write_rounded(source: Path, path: Path, seed: int) -> None:
     for tensor in (*model.graph.initializer, *constants):
         if tensor.data_type == onnx.TensorProto.FLOAT and tensor.name not in kept:
             values = numpy_helper.to_array(tensor).astype(np.float64)
-            if (values * EXACT == np.rint(values * EXACT)).all():
+            if (values * BY_HAND == np.rint(values * BY_HAND)).all():
                 continue
             moved = values * (1 + ROUNDING * generator.uniform(-1, 1, values.shape))
             tensor.CopyFrom(numpy_helper.from_array(moved.astype(np.float32), tensor.name))

@@ -13,7 +13,7 @@ from ...results import Metric
 if TYPE_CHECKING:
     from ...latency import Paired  # which imports torch
 
-CHECK_SECONDS = 5e-6  # of the inputs of a call
+FEW_SECONDS = 5e-6  # that a call loses: said as such, since of a call of 15 µs one more is "1.07x slower"
 MUCH = 0.03  # of an artifact: rows of more are named beside it
 
 
@@ -86,9 +86,9 @@ def speed(pair: Paired) -> str:
 
 
 def slowdown(pair: Paired) -> str:
-    """Format how much slower a call is: `1.20x`, or `1.40 µs` where it is no more than what checks of inputs take."""
+    """Format how much slower a call is: `1.20x`, or `1.40 µs` where it is no more than `FEW_SECONDS`."""
     lost = pair.a.p50 - pair.b.p50
-    return seconds(lost) if 0 < lost <= CHECK_SECONDS else f"{pair.ratio:.2f}x"
+    return seconds(lost) if 0 < lost <= FEW_SECONDS else f"{pair.ratio:.2f}x"
 
 
 def speeds(pairs: Sequence[tuple[int, Paired]]) -> str:

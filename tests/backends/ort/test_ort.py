@@ -72,9 +72,7 @@ def test_memory_of_unusually_large_calls_is_given_back(tmp_path: Path) -> None:
     runner._session = Watched()
     for rows in (2, 2, 2, 64, 2, 64, 64, 2, 2):
         runner.run({"input": torch.zeros(rows, 8)})
-    assert shrinks == [*[False] * 3, True, True, True, False, True, False], (
-        "the last of several leaves memory"
-    )
+    assert shrinks == [False, False, False, True, False, True, True, False, False]
 
 
 def test_results_of_one_call_survive_the_next(tmp_path: Path) -> None:
